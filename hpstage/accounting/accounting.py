@@ -208,9 +208,10 @@ class Accounting:
                 tally.repace(row, fact)
         row.trained += fact.step - fact.start
         row.seconds += fact.own_seconds
+        own = self.trial(payer.id)
         if fact.step > row.front:
             row.front = fact.step
-        own = self.trial(payer.id)
+            own.tally.sums.stages_done += row.complete()
         seconds = own.tally.sums.reach(fact)
         own.charged_seconds += seconds
         if fact.metrics is not None:
@@ -281,6 +282,8 @@ class Accounting:
             for tally in self.tallies.values():
                 tally.retract(node.id, last)
             row.reach = min(row.reach, last)
+            if row.complete():
+                self.trial(row.payer(row.reach).id).tally.sums.stages_done += 1
         for trial in ended:
             planned, own = self.plan.trials[trial], self.trials[trial]
             own.tally.sums.steps_asked += fact.last - own.requested

@@ -32,6 +32,9 @@ class Sums:
     """Of these, the ones that no trial of any study had requested before."""
     steps_trained: int = 0
     steps_wasted: int = 0
+    stages_done: int = 0
+    """How often a node was trained to the farthest step requested of it. Never falls: further requests of a node are
+    further stages."""
     train_seconds: float = 0.0
     load_seconds: float = 0.0
     evaluate_seconds: float = 0.0

@@ -64,7 +64,7 @@ class Tally:
 class NodeRow:
     """A node's requests, by trial, and the steps and seconds that it was trained."""
 
-    __slots__ = ("front", "node", "reach", "requesters", "seconds", "trained")
+    __slots__ = ("done", "front", "node", "reach", "requesters", "seconds", "trained")
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -73,6 +73,7 @@ class NodeRow:
         # its maker alone, as most are, has none.
         self.requesters: list[tuple[int, PlannedTrial]] | None = None
         self.front = 0  # the farthest step that it has ever reached; 0: none
+        self.done = node.start  # the step up to which its stages were counted as done
         self.trained = 0  # steps trained, including repetitions
         self.seconds = 0.0  # training time of these steps
 
@@ -87,6 +88,14 @@ class NodeRow:
                 self.requesters.pop()
             self.requesters.append((stop, trial))
         self.reach = stop
+
+    def complete(self) -> bool:
+        """Note that its stages are done, and return whether they were not before: all its requested steps are trained
+        now, and some had not been."""
+        if self.done < self.reach <= self.front:
+            self.done = self.reach
+            return True
+        return False
 
     def payer(self, step: int) -> PlannedTrial:
         """Return the trial that requested first the step that leads to ``step``, or else the node's maker."""

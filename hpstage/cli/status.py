@@ -78,6 +78,7 @@ class PlanStatus(msgspec.Struct, frozen=True):
     steps_unique: int
     steps_trained: int
     steps_wasted: int
+    stages_done: int
     merge_rate: float
     seconds_alone: float
     seconds_used: float
@@ -221,6 +222,7 @@ def status_of(account: Account, journal: Journal) -> Status:
             steps_unique=whole.steps_unique,
             steps_trained=whole.steps_trained,
             steps_wasted=whole.steps_wasted,
+            stages_done=whole.stages_done,
             merge_rate=whole.merge_rate,
             seconds_alone=account.alone_seconds(),
             seconds_used=whole.worker_seconds,
@@ -284,6 +286,7 @@ def _of_plan(found: Status) -> list[tuple[str, str]]:
     rows = [
         ("trials", f"{plan.trials:,} on {count_of(plan.nodes, 'node')}"),
         ("steps", f"{plan.steps_asked:,} requested, {plan.steps_unique:,} unique, {plan.steps_trained:,} trained"),
+        ("stages", f"{plan.stages_done:,} done"),
         ("merge rate, all studies" if len(found.studies) > 1 else "merge rate", rate(plan.merge_rate)),
         ("busy worker time", duration(plan.seconds_used)),
         ("allocated worker time", allocated_time(plan.seconds_paid, plan.seconds_used)),

@@ -85,7 +85,6 @@ class Branch:
         "above",
         "cost",
         "covers",
-        "done",
         "far",
         "length",
         "needy",
@@ -117,7 +116,6 @@ class Branch:
         self.seconds = 0.0
         self.steps = 0
         self.unfinished = False
-        self.done = False
 
     def want(self, step: int) -> Wanted:
         """Return what a step is wanted for, so far nothing if it is new."""
@@ -160,13 +158,12 @@ class WorkLeft:
     A change of one branch costs O(log n) of its targets, regardless of the number of branches.
     """
 
-    __slots__ = ("evaluations", "seconds", "stages_done", "stages_left", "steps")
+    __slots__ = ("evaluations", "seconds", "stages_left", "steps")
 
     def __init__(self) -> None:
         self.seconds = 0.0  # of training
         self.steps = 0
         self.evaluations = 0
-        self.stages_done = 0
         self.stages_left = 0
 
     def weigh(self, branch: Branch) -> None:
@@ -174,12 +171,10 @@ class WorkLeft:
         steps = steps_left(branch)
         seconds = steps * branch.cost
         unfinished = steps > 0 or bool(branch.wanted)
-        done = not unfinished and branch.node.trained > 0
         self.seconds += seconds - branch.seconds
         self.steps += steps - branch.steps
         self.stages_left += unfinished - branch.unfinished
-        self.stages_done += done - branch.done
-        branch.seconds, branch.steps, branch.unfinished, branch.done = seconds, steps, unfinished, done
+        branch.seconds, branch.steps, branch.unfinished = seconds, steps, unfinished
 
 
 def steps_left(branch: Branch) -> int:

@@ -23,8 +23,6 @@ class RemainingWork:
     """Seconds of the longest path, which more workers cannot shorten."""
     work_seconds: float
     """Seconds of all the work on one worker."""
-    stages_done: int
-    """Nodes of the plan that were trained and have nothing left to train."""
     steps_left: int
     """Steps still to train, those included that running chains have not reported yet."""
     steps_since: int
@@ -51,7 +49,6 @@ def remaining_work(plan: SearchPlan, tree: StageTree, running: Iterable[Orders],
     return RemainingWork(
         path_seconds=path * (1 + besides),
         work_seconds=max(0.0, work) * (1 + besides),
-        stages_done=tree.left.stages_done,
         steps_left=tree.left.steps,
         steps_since=since,
         stages_left=tree.left.stages_left,

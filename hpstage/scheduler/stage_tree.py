@@ -42,7 +42,6 @@ class StageTree:
         self.changed_all = False  # estimates of all branches did
         for state in plan.kept.values():
             self.branch(state.node).add_source(state.step)
-        self._unweighed = {node.id: self.branch(node) for node in plan.nodes if node.trained}
 
     def branch(self, node: Node) -> Branch:
         branches = self._branches

@@ -78,7 +78,6 @@ class Progress:
         self._last: ProgressView | None = None
         self._session: Session | None = None
         self._time_left = TimeLeft()
-        self._done_before: int | None = None  # stages done before this call
         self._steps = 0  # the most steps shown: estimates do not fall
         self._steps_reported = 0
         self._best_before: float | None = None
@@ -140,8 +139,7 @@ class Progress:
         plan, scheduler = driver.plan, driver.scheduler
         record, tally = plan.searches[session.name], driver.accounting.tally(session.name)
         since = tally.sums.since(tally.before)
-        if self._done_before is None:
-            self._done_before = remaining.stages_done
+        if self._last is None:
             self._best_before = _best_value(self._study)
         self._steps_reported = since.steps_trained
         steps = since.steps_trained + remaining.steps_left
@@ -159,7 +157,7 @@ class Progress:
             metric=record.started.metric[0] if one else None,
             best=best,
             best_step=at,
-            stages_done=max(0, remaining.stages_done - self._done_before),
+            stages_done=since.stages_done,
             stages_left=remaining.stages_left,
             steps_trained=self._steps,
             steps_left=steps - self._steps,

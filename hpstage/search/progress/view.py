@@ -29,11 +29,12 @@ class ProgressView:
     best_step: int | None = None
     """The step of that value, if no trial is complete."""
     stages_done: int
-    """Nodes of the stage tree that were trained in this call and have no steps left to train."""
+    """Stages trained since the search began, which never fall: a node that trials join with further steps begins
+    another."""
     stages_left: int
     """Nodes with steps left to train, of those requested now."""
     steps_trained: int = 0
-    """In this call: what workers have reported, and an estimate of what they have trained since."""
+    """Since the search began: what workers have reported, and an estimate of what they have trained since."""
     steps_left: int = 0
     """Of those requested now."""
     running: int

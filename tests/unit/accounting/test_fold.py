@@ -146,3 +146,18 @@ def test_an_account_is_the_same_from_a_snapshot_of_the_plan(name: str) -> None:
         other.targets,
         other.chains,
     )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stages_done_never_fall_and_are_at_least_the_nodes_that_are_trained(name: str) -> None:
+    facts = list(read_facts(recorded(name)))
+    created = facts[0]
+    assert isinstance(created, PlanCreated)
+    plan = SearchPlan(created.workload, sharing=shares(created))
+    found, done = Accounting(plan), [0]
+    for fact in facts:
+        plan.apply(fact)
+        found.apply(fact)
+        done.append(found.whole().stages_done)
+    assert done == sorted(done)
+    assert done[-1] >= sum(row.node.start < row.reach <= row.front for row in found.nodes.values()) > 0
