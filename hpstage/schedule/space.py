@@ -45,6 +45,8 @@ class Described:
     """Ascending steps after which states are kept on its way."""
     plateaus: Mapping[str, Plateau] = field(default_factory=dict)
     """Hyperparameters whose schedules are decided by metrics; in ``schedules``, their values never fall."""
+    unreached: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """See :func:`unreached`."""
 
 
 def describe(
@@ -106,7 +108,21 @@ def describe(
         length,
         tuple(step for step in keep_at if step <= length),
         plateaus,
+        unreached(schedules, steps),
     )
+
+
+def unreached(schedules: Mapping[str, Schedule], steps: int) -> dict[str, int]:
+    """Return the first change of each schedule without an end that lies past ``steps``, the most that trials have.
+
+    At ``steps`` itself is where a change is put that shall not happen, and schedules that have an end may be longer.
+    """
+    found = {}
+    for name, schedule in schedules.items():
+        late = [start for start, _, _ in schedule.pieces() if start > steps]
+        if late and schedule.length is None:
+            found[name] = late[0]
+    return found
 
 
 def with_defaults(described: Described, defaults: Mapping[str, Scalar]) -> Described:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 
 import optuna
@@ -20,6 +21,7 @@ from hpstage.schedule.space import Described, Rejected, check_forkable, describe
 from hpstage.search.request import Request
 from hpstage.training.randomness import generators_restored
 from hpstage.training.run import Run
+from hpstage.training.warned import warn_once
 
 logger = logging.getLogger("hpstage")
 
@@ -41,6 +43,7 @@ def try_out_space(request: Request) -> bool:
         study = optuna.create_study(sampler=_copied(request.study.sampler), directions=request.study.directions)
         ledger, points, works, observed = Ledger(study), points_of(request.space), False, request.observed
         distributions: dict[str, BaseDistribution] = {}
+        unreached: dict[str, int] = {}
         with ledger.optimize_loop():
             for number in range(min(_DRAWN, len(points) or _DRAWN)):
                 if works and number == request.n_trials:
@@ -56,6 +59,7 @@ def try_out_space(request: Request) -> bool:
                     if request.algorithm.forks:
                         check_forkable(described, request.steps, trial.number)
                     distributions |= trial.distributions
+                    unreached |= described.unreached
                     works = True
                     continue
                 except Rejected:  # on purpose
@@ -73,7 +77,22 @@ def try_out_space(request: Request) -> bool:
                 ledger.finish(trial.number, None, TrialState.FAIL)
     with patient(request.study):
         Ledger(request.study).check_compatible(distributions)
+    if not request.extend:  # else trials are lengthened from call to call, and may be again
+        warn_of_unreached(unreached, request.steps)
     return works
+
+
+def warn_of_unreached(changes: Mapping[str, int], steps: int) -> None:
+    """Warn once of schedules that change past the most steps of a trial.
+
+    Args:
+        changes: the step of each, by hyperparameter.
+    """
+    for name, step in changes.items():
+        warn_once(
+            f"The schedule of {name!r} changes at step {step}, which no trial reaches: they have at most {steps} steps."
+            f" Raise steps, or leave the change out"
+        )
 
 
 def drawn(request: Request, most: int) -> list[Described]:

@@ -25,7 +25,8 @@ from hpstage.executor import Executor
 from hpstage.optuna.ledger import Callback
 from hpstage.plan.messages import Auditing
 from hpstage.schedule import Plateau, Scalar, Schedule, as_schedule
-from hpstage.schedule.space import RESERVED
+from hpstage.schedule.space import RESERVED, unreached
+from hpstage.search.dry_run import warn_of_unreached
 from hpstage.search.given import Direction, Given, in_memory
 from hpstage.search.request import KINDS, Request
 from hpstage.search.results.lineage import RUNS, Configuration
@@ -150,6 +151,10 @@ def train(
         raise UsageError("hp is neither a dict of hyperparameters nor a list of them; give {'lr': 0.1, ...}")
     configurations = [_configuration(one, steps) for one in several]
     refuse_while_imported()
+    changes: dict[str, int] = {}
+    for one in several:
+        changes |= unreached({n: as_schedule(v) for n, v in one.items() if not isinstance(v, Plateau)}, steps)
+    warn_of_unreached(changes, steps)
     metric = _first_metric(trainable, configurations[0]) if metric is None else metric
     falls = any(part in metric.lower() for part in _FALLS)
     trained = train_all(

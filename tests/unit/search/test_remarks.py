@@ -11,13 +11,16 @@ import optuna
 import pytest
 
 import hpstage
+from hpstage import schedule as s
 from hpstage.algorithm import Algorithm
 from hpstage.algos import FullTraining, OptunaPruner, SuccessiveHalving
 from hpstage.execution.simulated import SimulatedExecutor
+from hpstage.rehearsal.preflight import preflight
 from hpstage.schedule import Scalar
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing, Tape
 from hpstage.training.code.unread import unread
+from hpstage.training.warned import warn_once
 
 pytestmark = pytest.mark.sampled(4)
 
@@ -227,3 +230,76 @@ def test_a_timeout_that_leaves_no_time_to_train_is_named(caplog: pytest.LogCaptu
     assert (
         caplog.text.count("Nothing was trained: timeout=1e-09 seconds were over before; the same call continues") == 1
     )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step"),
+    [
+        (s.multistep(0.1, [2, 9]), 9),
+        (s.piecewise({0: 0.1, 5: 0.2, 7: 0.3}), 5),
+        (s.linear(0.1, total_iters=6), 6),
+        (s.multistep(0.1, [3, 4]), None),  # at the last step: where a change is put that shall not happen
+        (s.multistep(0.1, [9]).until(12), None),  # its end says that it is cut
+        (s.sampled([0.1] * 9 + [0.2]), None),
+        (s.step(0.1, 9), None),
+        (s.cosine(0.1, 9), None),
+        (s.constant(0.1).until(2).then(s.plateau(0.1, factor=0.5, patience=9)), None),
+    ],
+)
+def test_a_change_of_a_schedule_that_no_trial_reaches_is_named_once(
+    schedule: Any, step: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_once.cache_clear()
+    text = search(caplog, lambda trial: {"a": schedule, "b": trial.suggest_int("b", 1, 3)})
+    assert text.count("changes at step") == (step is not None)
+    if step is not None:
+        assert f"The schedule of 'a' changes at step {step}, which no trial reaches: they have at most 4 steps" in text
+
+
+def test_a_change_after_the_steps_that_most_trials_of_an_algorithm_have_is_not_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    warn_once.cache_clear()
+    space = lambda trial: {"a": s.multistep(0.1, [3]), "b": trial.suggest_int("b", 1, 3)}  # noqa: E731
+    assert "changes at step" not in search(caplog, space, algorithm=SuccessiveHalving(1, 2))
+
+
+def test_a_change_beyond_a_search_that_extends_another_is_not_named(caplog: pytest.LogCaptureFixture) -> None:
+    warn_once.cache_clear()
+    study, journal = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)), MemoryJournal()
+    for steps in (4, 6):
+        with caplog.at_level(logging.WARNING, "hpstage"):
+            hpstage.optimize(
+                study,
+                Tape(),
+                lambda trial: {"a": s.multistep(0.1, [9])},
+                metric="score",
+                steps=steps,
+                n_trials=1,
+                extend=steps == 6,
+                executor=hpstage.InlineExecutor(),
+                store=journal,
+            )
+    assert caplog.text.count("changes at step 9, which no trial reaches: they have at most 4 steps") == 1
+    assert caplog.text.count("changes at step") == 1
+
+
+def test_a_rehearsal_names_a_change_that_no_trial_reaches_once(caplog: pytest.LogCaptureFixture) -> None:
+    warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING, "hpstage"):
+        preflight(lambda trial: {"a": s.multistep(0.1, [9])}, steps=4, n_trials=2, workers=(1, 2))
+    assert caplog.text.count("The schedule of 'a' changes at step 9") == 1
+
+
+def test_a_change_of_a_schedule_that_a_run_does_not_reach_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING, "hpstage"):
+        hpstage.train(
+            Tape(),
+            [{"a": s.multistep(0.1, [9]), "b": seed} for seed in (1, 2)],
+            steps=4,
+            metric="score",
+            executor=hpstage.InlineExecutor(),
+            store=MemoryJournal(),
+        )
+    assert caplog.text.count("The schedule of 'a' changes at step 9, which no trial reaches") == 1
