@@ -38,6 +38,10 @@ def main(channel: int, parent: int, modules: list[str], with_threads: bool) -> N
         from hpstage.torch.environment import warm_up
 
         warm_up()
+    with suppress(Exception):  # else each fork does it
+        from hpstage.training.code.patches import look_ahead
+
+        look_ahead()
     try:
         _Server(socket.socket(fileno=channel), parent, with_threads).serve()
     except OSError:

@@ -26,7 +26,7 @@ from hpstage.cluster.shipping import pack
 from hpstage.errors import StateError, UsageError
 from hpstage.training.capture import world
 from hpstage.training.code import patches as patches_module
-from hpstage.training.code.patches import lacking, patches, standing
+from hpstage.training.code.patches import lacking, look_ahead, patches, standing
 from hpstage.training.code.tables import listed
 from hpstage.training.identity import environment, settings
 from hpstage.training.identity.environment import describe
@@ -312,3 +312,25 @@ def test_a_table_that_changes_while_it_is_listed_is_listed_once_more() -> None:
 
     assert listed(Pairs()) == [*table.items()]
     assert len(table) == 3003
+
+
+@pytest.mark.ci
+def test_what_is_looked_through_ahead_is_passed_by_and_what_is_put_there_afterwards_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "entered.py").write_text("def make(): return 1\n")
+    monkeypatch.setattr(nn.functional, "registry", {"theirs": "entered:make"}, raising=False)
+    patches_module._clean.clear()
+    look_ahead()
+    assert "entered" not in sys.modules, "code of the user's is imported"
+    assert "torch.nn.functional" not in patches_module._clean, "the text would never be read"
+    assert (clean := patches_module._clean["torch.nn.modules.linear"]) is not None
+    monkeypatch.setattr(nn.Linear, "forward", mine)
+    found = dict(standing())
+    assert found["torch.nn.modules.linear:Linear.forward"] is mine
+    assert found["torch.nn.functional:registry['theirs']"][0] == "entered:make"
+    monkeypatch.undo()
+    sys.modules.pop("entered", None)
+    look_ahead()
+    assert patches_module._clean["torch.nn.modules.linear"] is not clean

@@ -8,14 +8,14 @@ import operator
 import sys
 import types
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Mapping, ValuesView
 from itertools import chain, pairwise
 from typing import Any
 
 from hpstage.training.code import bytecode
 from hpstage.training.code.bytecode import code_in, written_in
 from hpstage.training.code.owner import found_in, functions_in, is_users, is_users_code
-from hpstage.training.code.tables import Contents, listed, registered, tables_among
+from hpstage.training.code.tables import ENTRY_POINT, Contents, code_named, listed, registered, tables_among
 
 _WITHOUT_TRAINING = frozenset(("sys", "time", "warnings", "logging", "threading", "signal", "hpstage", "optuna"))
 """Packages where a process attaches what observes it, the clock, and packages that run trainings."""
@@ -46,10 +46,23 @@ def standing() -> Iterator[tuple[str, Any]]:
     if not users.isdisjoint(_makers):
         _clean.clear()
         _makers.clear()
-    sought = _Sought(users, frozenset(id(vars(module)) for module in libraries.values()))
+    sought = _Sought(users, libraries.values())
     for name, module in libraries.items():
         if not _is_as_it_was(name, vars(module)):
-            yield from _within(sought, name, vars(module))
+            yield from _within(sought, name, vars(module), code_named)
+
+
+def look_ahead() -> None:
+    """Look through the libraries before anything of the user's is imported, for the forks of this process: in these,
+    :func:`standing` passes by what is as it was. Modules with texts that may name code of the user's are left to them,
+    since to read a text is to import what it names."""
+    users, libraries = _modules()
+    sought = _Sought(users, libraries.values())
+    for name, module in libraries.items():
+        texts: list[str] = []
+        _within(sought, name, vars(module), texts.append)
+        if any(map(ENTRY_POINT.fullmatch, texts)):
+            _clean.pop(name, None)
 
 
 def _is_as_it_was(name: str, names: Mapping[str, Any]) -> bool:
@@ -64,7 +77,9 @@ def _is_as_it_was(name: str, names: Mapping[str, Any]) -> bool:
         return False
 
 
-def _within(sought: _Sought, name: str, names: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _within(
+    sought: _Sought, name: str, names: Mapping[str, Any], named: Callable[[str], object]
+) -> list[tuple[str, Any]]:
     """Return what of the user's is in a module, its classes and tables, by its places."""
     items = listed(names.items())
     values = [value for _, value in items]
@@ -78,7 +93,7 @@ def _within(sought: _Sought, name: str, names: Mapping[str, Any]) -> list[tuple[
         path = each.__qualname__
         found += [(f"{name}:{path}.{member}", value) for member, value in sought.among(members)]
         tables += [(f"{path}.{member}", table) for member, table in tables_among(name, dict(members), sought.own)]
-    found += registered(name, tables, sought.among)
+    found += registered(name, tables, sought.among, named)
     if found or sought.tables:
         _clean.pop(name, None)
     else:
@@ -165,12 +180,12 @@ class _Sought:
 
     Args:
         users: names of the user's modules.
-        own: ids of the namespaces of libraries' modules.
+        libraries: the libraries' modules.
     """
 
-    def __init__(self, users: frozenset[str], own: frozenset[int]) -> None:
+    def __init__(self, users: frozenset[str], libraries: Iterable[types.ModuleType]) -> None:
         self._users = users
-        self.own = own
+        self.own = frozenset(id(vars(module)) for module in libraries)  # of namespaces, which are no tables
         self._passed_by: set[type] = set()  # types of which no object is the user's
         self.tables = False  # whether there were objects whose content, or class, can come to be the user's code
 

@@ -38,7 +38,7 @@ _FILLED = re.compile(
     r"__\w+__|_global_|_(member_names|member_map|value2member_map|unhashable_values)_|.*(cache|memo)", re.IGNORECASE
 )
 """Names of tables that Python makes, of those that training fills, and of hooks, which count otherwise."""
-_ENTRY_POINT = re.compile(r"([^\W\d]\w*(?:\.\w+)*):([^\W\d]\w*(?:\.\w+)*)")
+ENTRY_POINT = re.compile(r"([^\W\d]\w*(?:\.\w+)*):([^\W\d]\w*(?:\.\w+)*)")
 _DEPTH = 2
 """How far an entry is looked into: an object, and its dict of arguments."""
 _PLAIN = frozenset((int, float, bool, complex, bytes, type(None), types.BuiltinFunctionType, types.ModuleType, range))
@@ -68,13 +68,16 @@ def tables_among(module: str, names: Mapping[str, Any], own: frozenset[int]) -> 
     ]
 
 
-def registered(module: str, tables: Iterable[tuple[str, Table]], among: Among) -> Iterator[tuple[str, list[Any]]]:
+def registered(
+    module: str, tables: Iterable[tuple[str, Table]], among: Among, named: Callable[[str], object]
+) -> Iterator[tuple[str, list[Any]]]:
     """Yield the entries of a module's tables in which something of the user's is, each by its place, with what it is.
 
     Args:
         module: its name. Of its library are the objects that are looked into.
         tables: by the names that stand for them.
         among: yields those of named functions, classes and objects that are the user's.
+        named: returns what a text stands for, such as :func:`code_named`.
     """
     package = module.partition(".")[0]
     entries = [
@@ -93,8 +96,8 @@ def registered(module: str, tables: Iterable[tuple[str, Table]], among: Among) -
         if _is_code(part):
             found.setdefault(number, []).append(part)
     for number, text in parts:
-        if type(text) is str and is_users_code(named := _named(text)):
-            found.setdefault(number, []).append(named)
+        if type(text) is str and is_users_code(code := named(text)):
+            found.setdefault(number, []).append(code)
     for number, users in found.items():
         name, key, entry = entries[number]
         if not any(map(_is_replaced, _classes_in(key))):
@@ -221,9 +224,9 @@ def _is_replaced(cls: type) -> bool:
     return now is not None and now is not cls
 
 
-def _named(text: str) -> object:
+def code_named(text: str) -> object:
     """Return what ``module:name`` stands for if the module is the user's and has the name, as in its source."""
-    written = _ENTRY_POINT.fullmatch(text)
+    written = ENTRY_POINT.fullmatch(text)
     if written is None or not is_users(written[1]):
         return None
     module, path = written.groups()
