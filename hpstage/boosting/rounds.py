@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 from hpstage.errors import UsageError
+from hpstage.errors.text import AT_FIRST
 from hpstage.schedule import Scalar
 
 Data: TypeAlias = Sequence[Any] | Mapping[str, Any]
@@ -61,7 +62,7 @@ class Rounds(ABC):
         if name in changing:
             return ""
         these = f"these can change later: {', '.join(sorted(changing))}" if changing else "none can change later here"
-        return f"{self._library} reads it where a model begins; {these}. Branch at step 0, at=0"
+        return f"{AT_FIRST}; {these}"
 
     def _module(self) -> Any:
         """Return the library. Raise UsageError if it is not installed."""

@@ -100,6 +100,16 @@ def allocated_time(allocated: float, busy: float) -> str:
     return f"{duration(allocated)}, {busy_share(allocated, busy)}" if allocated else duration(allocated)
 
 
+AT_FIRST = "it is read only when a trial begins"
+"""Why a branch cannot change a hyperparameter."""
+
+
+def changed_after(name: str, before: object, now: object, remedy: str = "give it one value") -> str:
+    """``the hyperparameter 'width' changes from 4 to 8, but is read only when a trial begins: give it one value``."""
+    change = f"the hyperparameter {name!r} changes from {before!r} to {now!r}"
+    return f"{change}, but is read only when a trial begins: {remedy}"
+
+
 def size(bytes: float) -> str:
     """In the unit that suits: ``12 bytes``, ``1.2 MB``."""
     for unit in ("bytes", "kB", "MB", "GB"):

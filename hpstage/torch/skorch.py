@@ -28,6 +28,7 @@ from skorch import NeuralNet, callbacks
 from skorch.callbacks import logging as showing
 
 from hpstage.errors import UsageError
+from hpstage.errors.text import AT_FIRST, changed_after
 from hpstage.schedule import Scalar
 from hpstage.torch import environment
 from hpstage.training.run import Run
@@ -86,7 +87,7 @@ class SkorchTrainable:
     def _unchangeable(self, name: str, hp: Mapping[str, Scalar]) -> str:
         if name == "seed" or _is_live(name):
             return ""
-        return "it is read only when the net is initialized. Branch at step 0, at=0"
+        return AT_FIRST
 
     def __call__(self, run: Run) -> None:
         initial = dict(run.hp)
@@ -158,10 +159,7 @@ class _Training(torch.nn.Module):
             if name == "seed" or value == getattr(net, name):
                 continue
             if not _is_live(name):
-                raise UsageError(
-                    f"the parameter {name!r} changes from {initial[name]!r} to {value!r}, but is read only when the "
-                    f"net is initialized: give it one value"
-                )
+                raise UsageError(changed_after(name, initial[name], value))
             if name.endswith("lr") and any(isinstance(one, callbacks.LRScheduler) for _, one in net.callbacks_):
                 raise UsageError(f"{name!r} follows a schedule and the callback LRScheduler: leave one of them out")
             net.set_params(**{name: value})

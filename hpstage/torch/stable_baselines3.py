@@ -52,6 +52,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 from hpstage.errors import StateError, UsageError
+from hpstage.errors.text import AT_FIRST, changed_after
 from hpstage.schedule import Scalar
 from hpstage.training.code.unread import may_read
 from hpstage.training.randomness import mix, seed_of
@@ -146,7 +147,7 @@ class StableBaselines3Trainable:
     def _unchangeable(self, name: str, hp: Mapping[str, Scalar]) -> str:
         if name == "seed" or name in self._read_by_library:
             return ""
-        return "it is read only when a trial begins. Branch at step 0, at=0"
+        return AT_FIRST
 
     def __call__(self, run: Run) -> None:
         initial = dict(run.hp)
@@ -191,10 +192,7 @@ class StableBaselines3Trainable:
             if training.set("learning_rate" if name == "lr" else name, value):
                 continue
             if value != initial[name]:
-                raise UsageError(
-                    f"the hyperparameter {name!r} changes from {initial[name]!r} to {value!r}, but "
-                    f"{type(training.algorithm).__name__} reads it only when a trial begins: give it one value"
-                )
+                raise UsageError(changed_after(name, initial[name], value))
             if name != "seed" and not may_read(self.make, name):
                 raise UsageError(
                     f"nothing reads the hyperparameter {name!r}: make does not mention it, and it is not a number of "

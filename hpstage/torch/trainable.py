@@ -119,7 +119,7 @@ class TorchTrainable(ABC):
         return None
 
     def _unchangeable(self, name: str, hp: Mapping[str, Scalar]) -> str:
-        """Return why a hyperparameter cannot change after step 0, and the remedy; ``""`` if it can or it is not known.
+        """Return why a hyperparameter cannot change after step 0; ``""`` if it can or it is not known.
 
         Args:
             hp: the values at step 0.

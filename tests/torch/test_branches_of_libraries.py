@@ -78,7 +78,7 @@ def skorch() -> Case:
         "valid_loss",
         {"lr": 0.1, "module__bias": True, "seed": 3},
         {"lr": 0.01, "seed": 5},
-        {"module__bias": (False, "it is read only when the net is initialized")},
+        {"module__bias": (False, "it is read only when a trial begins")},
     )
 
 
@@ -111,7 +111,7 @@ def boosting(library: str, metric: str, rate: str, fixed: str) -> Case:
         metric,
         {rate: 0.1, fixed: 15},
         {rate: 0.3},
-        {fixed: (7, f"{library} reads it where a model begins; these can change later: .*{rate}")},
+        {fixed: (7, f"it is read only when a trial begins; these can change later: .*{rate}")},
     )
 
 

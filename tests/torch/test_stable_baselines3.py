@@ -442,7 +442,7 @@ def test_hyperparameters_that_only_make_reads_cannot_change() -> None:
     adapter: Any = as_trainable(StableBaselines3Trainable(lambda hp: ppo(Walk(), n_steps=hp["n_steps"]), Walk))
     adapter.setup({"n_steps": 8})
     adapter.train(0, {"n_steps": 8})
-    with pytest.raises(UsageError, match="'n_steps' changes from 8 to 16, but PPO reads it only when a trial begins"):
+    with pytest.raises(UsageError, match="'n_steps' changes from 8 to 16, but is read only when a trial begins"):
         adapter.train(1, {"n_steps": 16})
     adapter.close()
 

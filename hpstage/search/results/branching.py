@@ -168,12 +168,10 @@ def _check_effect(trainable: object, planned: PlannedTrial, at: int, changed: li
     initial = {name: schedule.value(0) for name, schedule in planned.schedules.items()}
     stated = getattr(trainable, "_unchangeable", None)  # of those that libraries train
     for name in changed:
-        why = "" if stated is None else stated(name, initial)
+        why, remedy = "" if stated is None else stated(name, initial), "Branch at step 0, at=0"
         if not why and read_at_first(trainable, name):
+            why = "the code reads it only where model or optimizer are made, at step 0"
             how = f"self.hparams.{name}" if hasattr(trainable, "datamodule") else f"hp[{name!r}]"
-            why = (
-                f"the code reads it only where model or optimizer are made, at step 0. Branch at step 0, at=0, or read "
-                f"{how} in each step"
-            )
+            remedy += f", or read {how} in each step"
         if why:
-            raise UsageError(f"{name!r} cannot change at step {at} of trial {planned.id}: {why}")
+            raise UsageError(f"{name!r} cannot change at step {at} of trial {planned.id}: {why}. {remedy}")

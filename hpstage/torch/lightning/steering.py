@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import LightningModule
 
 from hpstage.errors import StateError, UsageError
+from hpstage.errors.text import changed_after
 from hpstage.schedule import Scalar
 from hpstage.torch import follow
 from hpstage.torch.follow import agree, plain, put
@@ -104,11 +105,9 @@ class Steering:
         changed = [name for name, value in hp.items() if name not in before or before[name] != value]
         for name in changed:
             if not (name in self._read or self._fields(name) or self._is_read_later(name)):
-                raise UsageError(
-                    f"the hyperparameter {name!r} changes from {before.get(name)!r} to {hp[name]!r}, but "
-                    f"{type(self._module).__name__} reads it only when it is made: call save_hyperparameters() there, "
-                    f"and read self.hparams.{name} in its steps"
-                )
+                made = type(self._module).__name__
+                remedy = f"call save_hyperparameters() in {made}, and read self.hparams.{name} in its steps"
+                raise UsageError(changed_after(name, before.get(name), hp[name], remedy))
             if name in self._module.hparams:
                 self._module.hparams[name] = hp[name]
         for optimizer in self._optimizers:

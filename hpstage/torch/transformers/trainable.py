@@ -17,6 +17,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 from transformers.trainer_utils import align_special_tokens
 
 from hpstage.errors import StopTraining, TrainingError, UsageError
+from hpstage.errors.text import AT_FIRST, changed_after
 from hpstage.schedule import Scalar
 from hpstage.schedule.space import MIXTURE
 from hpstage.torch.horizon import Horizon
@@ -342,13 +343,12 @@ class TrainerTrainable(TorchTrainable):
     def _unchangeable(self, name: str, hp: Mapping[str, Scalar]) -> str:
         if name == "learning_rate" and (scheduler := self._scheduler):
             return (
-                f"{scheduler} sets it from its value at step 0. Branch at step 0, at=0, or train with "
-                f"lr_scheduler_type='constant', no create_scheduler() and the whole course as its schedule, and "
-                f"branch that"
+                f"{scheduler} sets it from its value at step 0, unless it is trained with "
+                f"lr_scheduler_type='constant', no create_scheduler() and the whole course as its schedule"
             )
         if self._weighs(name) or self.arguments.is_live(name):
             return ""
-        return "it is read only when a trial begins. Branch at step 0, at=0"
+        return AT_FIRST
 
     def _follow(self) -> None:
         """Set the fields of ``trainer.args`` that hyperparameters name to the present values."""
@@ -367,10 +367,7 @@ class TrainerTrainable(TorchTrainable):
                     )
             elif not self.arguments.is_live(name) or (name in FIXED and has_own_order(trainer)):
                 if value != self.initial[name]:
-                    raise UsageError(
-                        f"the hyperparameter {name!r} changes from {self.initial[name]!r} to {value!r}, but is read "
-                        f"only when a trial begins: give it one value"
-                    )
+                    raise UsageError(changed_after(name, self.initial[name], value))
             elif value != getattr(trainer.args, name):
                 setattr(trainer.args, name, self.arguments.cast(name, value))
         if "label_smoothing_factor" in self.hp:
