@@ -4,7 +4,7 @@ library reads at step 0 only is refused by name, before anything is trained."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,14 @@ def transformers(**arguments: Any) -> Case:
         if scheduled
         else dict.fromkeys(("width", "warmup_steps"), (8, "it is read only when a trial begins")),
     )
+
+
+def own_order() -> Case:
+    case = transformers(dataloader_drop_last=True)
+    why = "Trainer orders samples itself, .* Branch at step 0, at=0, or leave train_sampling_strategy"
+    hp = {**case.hp, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
+    fixed = {"seed": (5, why), "per_device_train_batch_size": (8, why), "gradient_accumulation_steps": (2, why)}
+    return replace(case, hp=hp, changes={"learning_rate": s.linear(0.005)}, fixed=fixed)
 
 
 def lightning() -> Case:
@@ -117,6 +125,7 @@ def boosting(library: str, metric: str, rate: str, fixed: str) -> Case:
 
 CASES: dict[str, Callable[[], Case]] = {
     "transformers": transformers,
+    "transformers with an order of its own": own_order,
     "transformers with a scheduler": partial(transformers, lr_scheduler_type="cosine", warmup_steps=0, max_steps=12),
     "lightning": lightning,
     "skorch": skorch,

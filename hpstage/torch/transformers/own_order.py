@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,18 @@ FIXED = frozenset(("per_device_train_batch_size", "gradient_accumulation_steps",
 
 def has_own_order(trainer: Trainer) -> bool:
     """Return whether a Trainer orders samples in a way of its own: by a method or by its arguments."""
-    return (
-        any(getattr(type(trainer), name) is not getattr(Trainer, name) for name in _DECIDE)
-        or trainer.args.train_sampling_strategy != "random"
-        or trainer.args.dataloader_drop_last
-    )
+    return orders_itself(type(trainer), {name: getattr(trainer.args, name) for name in USUAL})
+
+
+def orders_itself(kind: Any, fields: Mapping[str, Any]) -> bool:
+    """Return whether Trainers of a class, or of what makes them, order samples in a way of their own, with these fields
+    of their arguments."""
+    own = any(getattr(kind, name, getattr(Trainer, name)) is not getattr(Trainer, name) for name in _DECIDE)
+    return own or any(fields[name] != value for name, value in USUAL.items())
+
+
+USUAL = {"train_sampling_strategy": "random", "dataloader_drop_last": False}
+"""Fields that decide the order, and the value with which the order is hpstage's."""
 
 
 _DECIDE = ("get_train_dataloader", "_get_train_sampler")

@@ -29,7 +29,15 @@ from hpstage.torch.transformers.checkpointing import only_switched
 from hpstage.torch.transformers.groups import built, group_values
 from hpstage.torch.transformers.horizon import end_of, has_own_scheduler, horizon_of, see_end
 from hpstage.torch.transformers.logs import log_step
-from hpstage.torch.transformers.own_order import FIXED, Made, OwnBatches, has_own_order, own_loader
+from hpstage.torch.transformers.own_order import (
+    FIXED,
+    USUAL,
+    Made,
+    OwnBatches,
+    has_own_order,
+    orders_itself,
+    own_loader,
+)
 from hpstage.torch.transformers.refusals import drop_callbacks, see_collator, see_trainer, used_callbacks
 from hpstage.training.code.unread import may_read
 from hpstage.training.warned import warn_once
@@ -212,11 +220,15 @@ class TrainerTrainable(TorchTrainable):
     @property
     def _scheduler(self) -> str:
         """What changes the learning rate, besides a schedule of the space; empty if nothing does."""
+        kind = self._kind
+        return f"{kind.__name__}.create_scheduler()" if has_own_scheduler(kind) else self.arguments.scheduler
+
+    @property
+    def _kind(self) -> Any:
+        """The class of the Trainer; where a function makes it, that of the present one, if there is one."""
         given = self.trainer_class
         kind: Any = given.func if isinstance(given, partial) else given
-        if not isinstance(kind, type):  # a function makes it
-            kind = type(self.trainer)
-        return f"{kind.__name__}.create_scheduler()" if has_own_scheduler(kind) else self.arguments.scheduler
+        return kind if isinstance(kind, type) else type(self.trainer)
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
         raise NotImplementedError("Trainer.training_step() computes the loss of each accumulated batch")
@@ -345,6 +357,13 @@ class TrainerTrainable(TorchTrainable):
             return (
                 f"{scheduler} sets it from its value at step 0, unless it is trained with "
                 f"lr_scheduler_type='constant', no create_scheduler() and the whole course as its schedule"
+            )
+        ordering = {field: hp.get(field, self.arguments.value(field)) for field in USUAL}
+        if name in FIXED and orders_itself(self._kind, ordering):
+            return (
+                f"{self._kind.__name__} orders samples itself, by a loader that it makes when a trial begins. Branch "
+                f"at step 0, at=0, or leave train_sampling_strategy, dataloader_drop_last and its loader as they are "
+                f"by default, and branch that"
             )
         if self._weighs(name) or self.arguments.is_live(name):
             return ""
