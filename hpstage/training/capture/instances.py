@@ -106,11 +106,11 @@ class Scripted(Instance):
         found["buffers"] = tuple(obj.named_buffers(recurse=False))
         found["modules"] = tuple(obj.named_children())
         for name in _script_attributes(obj):
+            if name in skip:
+                continue
             value = getattr(obj, name)
-            if is_atom(value) or is_tensor(value):
-                found[name] = value
-            elif type(value) in (list, dict, tuple):  # a copy of what the interpreter keeps
-                found[name] = _OF_SCRIPT, _by_tuples(name, value)
+            plain = is_atom(value) or is_tensor(value)  # else a copy of what the interpreter keeps
+            found[name] = value if plain else (_OF_SCRIPT, _by_tuples(name, value))
         return found
 
     def write(self, obj: Any, content: Attributes, skip: frozenset[str] = frozenset()) -> None:
@@ -141,13 +141,14 @@ def _by_tuples(name: str, value: Any) -> Any:
     kind = type(value)
     if kind is dict:
         return "dict", *((key, _by_tuples(name, item)) for key, item in value.items())
-    if kind in (list, tuple):
-        return kind.__name__, *(_by_tuples(name, item) for item in value)
+    if kind is list or issubclass(kind, tuple):  # a tuple with named fields is set by a plain one
+        return "list" if kind is list else "tuple", *(_by_tuples(name, item) for item in value)
     if is_atom(value) or is_tensor(value):
         return value
     raise StateError(
         f"{name} of a module of TorchScript holds a {kind.__module__}.{kind.__qualname__}, which nothing can look "
-        f"into: keep numbers, strings and tensors in it"
+        f"into: keep numbers, strings and tensors in it; if training does not change it, name it in `stateless` by its "
+        f"path, such as 'model.layer.{name}'"
     )
 
 

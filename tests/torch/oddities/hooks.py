@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -158,7 +158,45 @@ class PlainTensor(nn.Module):
         return self.seen.clone()
 
 
-for module in (ListOfNumbers, TableOfNumbers, ListOfTensors, PlainTensor):
+Pair = NamedTuple("Pair", [("count", int), ("total", torch.Tensor)])  # noqa: UP014  # TorchScript reads no text
+
+
+class NamedFields(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Any = torch.jit.Attribute(Pair(0, torch.zeros(1)), Pair)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = Pair(self.seen.count + 1, self.seen.total + 2.0)
+        return self.seen.total * self.seen.count
+
+
+for module in (ListOfNumbers, TableOfNumbers, ListOfTensors, PlainTensor, NamedFields):
     odd(f"{module.__name__} of a scripted module", lambda module=module: torch.jit.script(module()))(  # type: ignore[misc]
         lambda kept, self: kept(torch.zeros(1))
     )
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def more(self) -> int:
+        self.count += 1
+        return self.count
+
+
+class Holding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counter = Counter()
+
+    def forward(self, x: torch.Tensor) -> int:
+        return self.counter.more()
+
+
+odd(
+    "an object of TorchScript's in a scripted module",
+    lambda: torch.jit.script(Holding()),
+    refused=r"counter of a module of TorchScript holds a .*, which nothing can look into",
+)(lambda kept, self: kept(torch.zeros(1)))
