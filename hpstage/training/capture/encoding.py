@@ -113,6 +113,10 @@ class Encoder:
     def content(self, record: Record, content: Any) -> Plain:
         """Encode the content of an object that is in the base."""
         kind, path = record.kind.name, record.path
+    def other_dict(self, record: Record) -> str | None:
+        """Return why no state can hold the ``__dict__`` that an object of the base has now; ``None`` if one can."""
+        return self._views.other_dict(record)
+
         if UNKNOWN in path:
             raise mixed_up(path)
         if kind in ("items", "objects"):

@@ -8,7 +8,8 @@ from typing import Any
 
 from hpstage.checkpoints.lazy_copies import address_of
 from hpstage.training.capture.kind import Kind, torch
-from hpstage.training.capture.kinds import VALUES
+from hpstage.training.capture.kinds import RUNNER, SKIPPED, VALUES
+from hpstage.training.code.attributes import attach_dict, attached_dict
 
 Step = tuple[str, object]
 """A path and the object at that path."""
@@ -19,17 +20,27 @@ UNKNOWN = "?}"
 class Record:
     """An object as it was met. The record keeps it alive, so that its id stays unique."""
 
-    __slots__ = ("content", "inner", "kind", "obj", "of", "path", "skip")
+    __slots__ = ("attached", "content", "inner", "kind", "obj", "of", "path", "skip")
 
     def __init__(self, path: str, obj: Any, kind: Kind, content: Any, skip: frozenset[str] = frozenset()) -> None:
         self.path, self.obj, self.kind, self.content, self.skip = path, obj, kind, content, skip
         self.of = type(obj)
+        self.attached = None if kind.name == "opaque" or kind in _MACHINES else attached_dict(obj)
+        """Its ``__dict__``, unless that is a library's own affair. A step may attach another one."""
         self.inner: list[Step] = []
         """The objects it leads to, in reverse order."""
 
     def changed(self) -> bool:
         with plainly():
-            return self.read() is not self.content
+            return self.read() is not self.content or self.has_other_dict()
+
+    def has_other_dict(self) -> bool:
+        """Return whether another ``__dict__`` has been attached to the object, whatever is in it."""
+        return self.attached is not None and attached_dict(self.obj) is not self.attached
+
+    def attach(self) -> None:
+        """Attach the recorded ``__dict__`` to the object again."""
+        attach_dict(self.obj, self.attached)
 
     def read(self) -> Any:
         """Return the present content in the same detail as the recorded one, or that itself if nothing changed."""
@@ -38,6 +49,7 @@ class Record:
     def restore(self) -> None:
         """Restore the recorded content. Raises ``TypeError`` if that is impossible."""
         with plainly():
+            self.attach()
             self.kind.write(self.obj, self.content, self.skip)
 
 
@@ -45,6 +57,9 @@ def plainly() -> AbstractContextManager[Any]:
     """Return a context in which tensors are inspected without the overrides of their classes."""
     library = torch()
     return nullcontext() if library is None else library._C.DisableTorchFunctionSubclass()
+
+
+_MACHINES = (SKIPPED, RUNNER)
 
 
 class Survey:

@@ -291,7 +291,7 @@ class _Walk:
                 f"training, which no state can hold: make it what it is to be in model() or __init__()"
             )
         content = known.kind.again(obj, known.skip, known.content)
-        if content is known.content:
+        if content is known.content and not known.has_other_dict():
             return known
         record = Record(known.path, obj, known.kind, content, known.skip)
         self._surveyor.lead(self._found, record)

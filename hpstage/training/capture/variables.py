@@ -90,6 +90,8 @@ class Variables:
             if root_of(record.path) not in settable:
                 found += self._differences(record)
                 continue
+            if (why := encoder.other_dict(record)) is not None:
+                refused.append(why)
             try:
                 if record.kind is VALUES and present.plain:
                     values[record.path] = storable(record.obj)

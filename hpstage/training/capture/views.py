@@ -10,9 +10,10 @@ from typing import Any
 
 from hpstage.errors import StateError
 from hpstage.training.capture.kind import numpy
+from hpstage.training.capture.kinds import WITHOUT_ATTRIBUTES
 from hpstage.training.capture.stateless import excluding
 from hpstage.training.capture.survey import Record, Survey
-from hpstage.training.code.attributes import dict_of
+from hpstage.training.code.attributes import attached_dict, dict_of
 
 
 class Views:
@@ -51,6 +52,28 @@ class Views:
                         f"{record.path}, and in a state it would have memory of its own: keep a copy, or take the view "
                         f"where it is used; {excluding(path)}"
                     )
+
+    def other_dict(self, record: Record) -> str | None:
+        """Return why no state can hold that another ``__dict__`` was attached to an object; ``None`` if it was not, or
+        if nothing else knows the two dicts: then their entries are all that counts.
+        """
+        present = attached_dict(record.obj) if record.has_other_dict() else None
+        if present is None or record.attached is None:
+            return None
+        if (other := self._shared(record.obj, present)) is not None:
+            why = f"which is {other}, too"
+        elif (other := self._shared(record.obj, record.attached)) is not None:
+            why = f"while the one before is {other}, too"
+        elif type(present) is not type(record.attached):
+            why = f"a {type(present).__qualname__}"
+        elif record.kind in WITHOUT_ATTRIBUTES:
+            why = "whose entries it shows"
+        else:
+            return None
+        return (
+            f"training has attached another `__dict__` to {record.path}, {why}, and in a state it would be a dict of "
+            f"its own: change the attributes of the object instead; {excluding(record.path)}"
+        )
 
     def _of_objects(self) -> list[Record]:
         if self._arrays is None:

@@ -219,6 +219,8 @@ class World:
                 if present is None:
                     continue
                 before, content = record.content, present.content
+                if (why := encoder.other_dict(record)) is not None and not but(record.path):
+                    refused.append(why)
                 is_values = record.kind is VALUES
                 if is_values and content.plain and (record.obj not in pristine or not content.same(before)):
                     values[record.path] = storable(record.obj)
@@ -471,6 +473,7 @@ def _same(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> bool:
 
 def _restore(record: Record, *, values: bool = True) -> None:
     """Restore an object as recorded. Without ``values``, restore all of a tensor or array but its values."""
+            record.attach()
     if not values:
         with plainly():
             record.content.put_place(record.obj)

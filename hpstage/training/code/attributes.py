@@ -75,6 +75,34 @@ def own_of(obj: Any) -> dict[str, Any]:
 
 
 def write_own(obj: Any, content: dict[str, Any], skip: frozenset[str] = frozenset()) -> None:
+@by_type
+def _descriptor(kind: Any) -> Any:
+    """Return the descriptor by which Python reads and sets the ``__dict__`` of instances; ``None`` if there is none, or
+    if a class computes it."""
+    if not has_dict(kind):
+        return None
+    found = next((vars(base)["__dict__"] for base in kind.__mro__ if "__dict__" in vars(base)), None)
+    return found if type(found) is types.GetSetDescriptorType else None
+
+
+def attached_dict(obj: Any) -> dict[str, Any] | None:
+    """Return the actual ``__dict__`` of an object if another one can be attached to it, else ``None``."""
+    descriptor = _descriptor(type(obj))
+    if descriptor is None:
+        return None
+    try:
+        own = descriptor.__get__(obj)
+    except AttributeError:
+        return None
+    return own if isinstance(own, dict) else None
+
+
+def attach_dict(obj: Any, own: dict[str, Any] | None) -> None:
+    """Make a dict the ``__dict__`` of an object again, which :func:`attached_dict` has returned."""
+    if own is not None and attached_dict(obj) is not own:
+        _descriptor(type(obj)).__set__(obj, own)
+
+
     """Replace all instance attributes by ``content``, except those in ``skip``."""
     own, slots = dict_of(obj), slots_of(type(obj))
     if own is not None:

@@ -146,6 +146,83 @@ def _(kept: Any, self: Odd) -> float:
     return kept[0].n
 
 
+class Members(set[float]):
+    n = 0
+
+
+_ATTACHED = r"training has attached another `__dict__` to "
+for kind, make, path in (
+    ("an instance", Entry, r"self\.kept\[0\]"),
+    ("a list", Listed, r"self\.kept\[0\]"),
+    ("a set", Members, r"self\.kept\[0\]"),
+    ("a tensor", lambda: torch.zeros(2), r"self\.kept\[0\]"),
+    ("a function", lambda: counted, r"\S+"),
+):
+
+    @odd(
+        f"{kind} that is given a dict of before",
+        lambda make=make: [make(), {"n": 5}],  # type: ignore[misc]
+        refused=rf"{_ATTACHED}{path}, which is self\.kept\[1\], too",
+    )
+    def _(kept: Any, self: Odd) -> float:
+        if self.steps == 2:
+            kept[0].__dict__ = kept[1]
+        kept[1]["n"] += 1
+        return float(vars(kept[0]).get("n", 0))
+
+
+@odd(
+    "an instance that is given another's dict, both of before",
+    lambda: [Entry(), Entry()],
+    refused=rf"{_ATTACHED}self\.kept\[0\], which is that of self\.kept\[1\], too",
+)
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        kept[0].__dict__ = vars(kept[1])
+    kept[1].n += 1
+    return kept[0].n
+
+
+@odd(
+    "an instance that no longer shares its dict",
+    lambda: [Shared(), Shared()],
+    refused=rf"{_ATTACHED}self\.kept\[0\], while the one before is that of self\.kept\[1\], too",
+)
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        kept[0].__dict__ = dict(vars(kept[0]))
+    kept[1].n += 1
+    return kept[0].n
+
+
+@odd(
+    "an instance that is given a dict of another kind",
+    Entry,
+    refused=rf"{_ATTACHED}self\.kept, a OrderedDict",
+)
+def _(kept: Any, self: Odd) -> float:
+    kept.__dict__ = collections.OrderedDict(n=kept.n + 1)
+    return kept.n
+
+
+@odd(
+    "a set that is given a new dict",
+    Members,
+    refused=rf"{_ATTACHED}self\.kept, whose entries it shows",
+)
+def _(kept: Any, self: Odd) -> float:
+    kept.__dict__ = {"n": kept.n + 1}
+    return kept.n
+
+
+for kind, make in (("an instance", Entry), ("a list", Listed), ("a tensor", lambda: torch.zeros(2))):
+
+    @odd(f"{kind} that is given a new dict in each step", make)
+    def _(kept: Any, self: Odd) -> float:
+        kept.__dict__ = {"n": vars(kept).get("n", 0) + 1}
+        return float(kept.n)
+
+
 class Named(np.float64):
     n = 0
 
