@@ -14,6 +14,7 @@ import functools
 import importlib
 import inspect
 import operator
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -21,7 +22,8 @@ from typing import Any
 
 from hpstage.training.capture.kind import RUNNERS, is_struct, numpy, torch
 from hpstage.training.capture.survey import Survey
-from hpstage.training.code.attributes import has_own_memory
+from hpstage.training.code.attributes import container_of, has_own_memory
+from hpstage.training.code.namespaces import OF_LIBRARY
 from hpstage.training.code.owner import found_in, is_users_code
 
 RANDOM: dict[str, Callable[[], Any]] = {
@@ -96,7 +98,8 @@ def creatable(base: Survey, module: str, qualname: str) -> type | None:
         return None
     if issubclass(kind, tuple):
         return kind if kind.__itemsize__ == tuple.__itemsize__ else None
-    return None if has_own_memory(kind) or issubclass(kind, RUNNERS) else kind
+    own_memory = has_own_memory(kind) and container_of(kind) is None
+    return None if own_memory or issubclass(kind, RUNNERS) else kind
 
 
 def _has_named_items(kind: type) -> bool:
@@ -178,9 +181,13 @@ def named(module: str, qualname: str) -> object:
     return found
 
 
-_MODULES = frozenset(
-    f"torch{name}" for name in ("", ".nn.functional", ".nn.init", ".special", ".linalg", ".fft", ".optim.swa_utils")
-) | {"math", "cmath", "operator", "builtins", "numpy"}
+_OF_FUNCTIONS = frozenset(
+    (
+        *(f"torch{name}" for name in ("", ".nn.functional", ".nn.init", ".special", ".linalg", ".fft")),
+        *("math", "cmath", "numpy", "numpy.linalg", "numpy.fft"),
+    )
+)
+_MODULES = _OF_FUNCTIONS | {"torch.optim.swa_utils", "operator", "builtins", "functools"}
 _OF_PYTHON = frozenset(
     (
         *("abs", "all", "any", "ascii", "bin", "callable", "chr", "divmod", "format", "hash", "hex", "id"),
@@ -188,8 +195,16 @@ _OF_PYTHON = frozenset(
         *("sorted", "sum"),
     )
 )
-_CALLING = frozenset(("builtins", name) for name in ("iter", "max", "min", "next", "sorted"))
+_CALLING = frozenset(
+    (
+        *(("builtins", name) for name in ("iter", "max", "min", "next", "sorted")),
+        *(("numpy", name) for name in ("apply_along_axis", "apply_over_axes", "array2string", "pad", "piecewise")),
+        ("functools", "reduce"),
+    )
+)
 """Functions that call an argument, or move it on: no state may give them any."""
+_WRITING = re.compile(r"save|load|from|genfrom|to|copyto$|fill_|put")
+"""How functions of NumPy begin that open files or change an argument."""
 _OF_OPERATORS = frozenset(
     (
         *("abs", "add", "and_", "concat", "contains", "countOf", "eq", "floordiv", "ge", "getitem", "gt", "index"),
@@ -225,7 +240,9 @@ def pure_function(module: str, name: str) -> Any:
     if module == "torch":  # functions that work on tensors, not those that change settings
         of_tensors = type(found) is types.BuiltinFunctionType and found.__qualname__.startswith("_VariableFunctions")
         return found if of_tensors else None
-    if module == "numpy" and type(found) is not space.ufunc:
+    if module.startswith("numpy") and (type(found) not in functions_of_numpy() or _WRITING.match(name)):
+        return None
+    if module == "functools" and name != "reduce":
         return None
     if (module == "builtins" and name not in _OF_PYTHON) or (module == "operator" and name not in _OF_OPERATORS):
         return None
@@ -233,4 +250,19 @@ def pure_function(module: str, name: str) -> Any:
 
 
 def _may_be_pure(function: object) -> bool:
-    return type(function) in (types.FunctionType, types.BuiltinFunctionType, numpy().ufunc)
+    return type(function) in (types.FunctionType, types.BuiltinFunctionType, *functions_of_numpy())
+
+
+def functions_of_numpy() -> tuple[type, ...]:
+    """Return the types of NumPy's own functions: that of ``np.add`` and that of ``np.mean``."""
+    return numpy().ufunc, type(numpy().mean)
+
+
+def module_named(base: Survey, name: str) -> types.ModuleType | None:
+    """Return the module of that name if a state may name it: one that training had met as a value, a library's that its
+    code names, or one of functions that only compute; ``None`` for any other."""
+    names = base.paths.get(f"{OF_LIBRARY}{name}")
+    found = base.named.get((name, "")) if names is None else getattr(names.obj, "owner", None)
+    if found is None and name in _OF_FUNCTIONS:
+        found = sys.modules.get(name)
+    return found if isinstance(found, types.ModuleType) else None

@@ -14,6 +14,7 @@ from typing import Any
 from hpstage.checkpoints import jax_arrays
 from hpstage.errors import StateError
 from hpstage.training.capture.aliases import Rebuilt
+from hpstage.training.capture import rebuilt
 from hpstage.training.capture.allowed import (
     CONTAINERS,
     RANDOM,
@@ -21,6 +22,7 @@ from hpstage.training.capture.allowed import (
     may_be_given,
     method_of,
     nameable,
+    module_named,
     named,
     pure_function,
 )
@@ -34,7 +36,7 @@ from hpstage.training.capture.on_disk import opened_file, opened_map
 from hpstage.training.capture.stateful import RandomSource
 from hpstage.training.capture.survey import Survey
 from hpstage.training.capture.values import duplicate, fill, is_tensor, move, restore_array
-from hpstage.training.code.attributes import write_own
+from hpstage.training.code.attributes import container_of, write_own
 from hpstage.training.code.namespaces import MISSING
 
 _MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, SyntaxError, RecursionError)
@@ -278,6 +280,12 @@ class Decoder:
 
     def _make_counting_step(self, optimizer: Plain) -> Any:
         return counting_step(self.value(optimizer))
+    def _make_module(self, name: str) -> Any:
+        found = module_named(self._base, name)
+        if found is None:
+            raise StateError(f"the state names the module {name}, which is not here")
+        return found
+
 
     # --- objects created by training
 
@@ -427,6 +435,22 @@ class Decoder:
             if type(item) is tuple and item[0] == "same":
                 made[name] = before[name]
             elif not is_answered(item):
+    def _make_filled(self, number: int, module: str, qualname: str, items: Plain, own: Plain) -> Any:
+        kind: Any = creatable(self._base, module, qualname)
+        container = None if kind is None else container_of(kind)
+        if container is None:
+            raise StateError(f"the state holds a {module}.{qualname}, which is not here")
+        made = self._new[number] = container.__new__(kind)
+        if container is list:
+            list.extend(made, self._list(items))
+        else:
+            dict.update(made, self._dict(items))
+        write_own(made, self._dict(own))
+        return made
+
+    def _create_rebuilt(self, name: str, parts: Plain) -> Any:
+        return rebuilt.made_of(name, self._list(parts))
+
                 made[name] = self.value(item)
             elif (path, name) in self._kept:
                 made[name] = self._kept[path, name]

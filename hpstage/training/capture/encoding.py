@@ -18,15 +18,17 @@ from typing import Any
 
 from hpstage.checkpoints import jax_arrays, leaves
 from hpstage.errors import StateError
-from hpstage.training.capture import registered
+from hpstage.training.capture import rebuilt, registered
 from hpstage.training.capture.aliases import Places, holding
 from hpstage.training.capture.allowed import (
     CONTAINERS,
     RANDOM,
     Method,
     creatable,
+    functions_of_numpy,
     may_be_given,
     method_of,
+    module_named,
     nameable,
     pure_name,
 )
@@ -51,7 +53,7 @@ from hpstage.training.capture.stateless import excluding
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey
 from hpstage.training.capture.values import NO_HOOKS, device_of, hooks_of, is_tensor, same_hooks, storable
 from hpstage.training.capture.views import Views
-from hpstage.training.code.attributes import own_of
+from hpstage.training.code.attributes import container_of, own_of
 from hpstage.training.code.namespaces import MISSING
 from hpstage.training.code.owner import name_of
 
@@ -81,6 +83,7 @@ class Encoder:
         self._places = Places(base, now)
         self._views = Views(now)
         self._generators = Generators()
+        self._functions = frozenset((types.BuiltinFunctionType, types.FunctionType, *functions_of_numpy()))
 
     @property
     def memory(self) -> Plain:
@@ -110,13 +113,13 @@ class Encoder:
         """Return whether an object has been written out."""
         return id(value) in self._new
 
-    def content(self, record: Record, content: Any) -> Plain:
-        """Encode the content of an object that is in the base."""
-        kind, path = record.kind.name, record.path
     def other_dict(self, record: Record) -> str | None:
         """Return why no state can hold the ``__dict__`` that an object of the base has now; ``None`` if one can."""
         return self._views.other_dict(record)
 
+    def content(self, record: Record, content: Any) -> Plain:
+        """Encode the content of an object that is in the base."""
+        kind, path = record.kind.name, record.path
         if UNKNOWN in path:
             raise mixed_up(path)
         if kind in ("items", "objects"):
@@ -181,7 +184,7 @@ class Encoder:
             return "weak", self._referred(path, value())
         if is_atom(value):
             return self._atom(path, value)
-        if kind is types.BuiltinFunctionType or kind is types.FunctionType:
+        if kind in self._functions:
             return self._named(path, value)
         return self._fresh(path, value)
 
@@ -243,6 +246,10 @@ class Encoder:
             return "descriptor", self.value(path, value.__objclass__), value.__name__
         if isinstance(value, type):
             return self._named(path, value)
+        if type(value) is types.ModuleType:
+            name = value.__name__
+            if any(module_named(base, name) is value for base in (self._base, self._local)):
+                return "module", name
         raise made_in_training(path, value)
 
     def _named(self, path: str, value: Any) -> Plain:
@@ -298,8 +305,6 @@ class Encoder:
         if kind is functools.partial and may_be_given(value.func):
             parts = self._list(path, value.args), self._pairs(path, value.keywords), self._pairs(path, own_of(value))
             return "partial", number, self.value(f"{path}.func", value.func), *parts
-        if kind is arrays.ufunc:
-            return self._named(path, value)
         if kind_of(value) is RANDOM_STATE and (source := self._generators.named(path, value)) is not None:
             return "generator of process", number, source, RandomSource().read(value, frozenset())
         source = next((name for name, source in RANDOM.items() if source() is kind), None)
@@ -308,7 +313,12 @@ class Encoder:
         if kind is arrays.random.Generator or issubclass(kind, arrays.random.BitGenerator):
             return self._numbers(path, number, value)
         name = kind.__module__, name_of(kind)
+        if (made_of := rebuilt.parts_of(value)) is not None:
+            return "rebuilt", number, made_of[0], self._list(path, made_of[1])
         if creatable(self._base, *name) is kind or creatable(self._local, *name) is kind:
+            if (container := container_of(kind)) is not None:
+                held = self._list(path, list.copy(value)) if container is list else self._pairs(path, value)
+                return "filled", number, *name, held, self._pairs(path, own_of(value))
             items = self._list(path, items_of(value)) if issubclass(kind, tuple) else None
             own = self._pairs(path, own_of(value))
             return "instance", number, kind.__module__, name_of(kind), items, own

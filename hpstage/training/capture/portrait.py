@@ -156,7 +156,7 @@ def _entry(value: Any, survey: Survey) -> str:
         return f"{_entry(value.__self__, survey)}.{name}"
     if isinstance(value, types.MethodWrapperType):
         return f"{_entry(value.__self__, survey)}.{value.__name__}"
-    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+    if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType, type(numpy().mean))):
         return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, numpy().generic):
         return repr(value)

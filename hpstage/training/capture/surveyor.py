@@ -138,6 +138,7 @@ class Surveyor:
             elif kind is types.MethodWrapperType:
                 todo.append((f"{inner}.__self__", obj.__self__))
             elif kind is types.ModuleType:
+                found.named[obj.__name__, ""] = obj
                 if of_user(obj.__name__):
                     led.append((inner, obj))
             elif kind is types.BuiltinFunctionType:

@@ -40,6 +40,20 @@ def has_dict(kind: Any) -> bool:
 @by_type
 def has_own_memory(kind: Any) -> bool:
     """Return whether instances hold more than ``__dict__`` and ``__slots__``, due to a base class written in C."""
+    return _holds_more(kind, object)
+
+
+@by_type
+def container_of(kind: Any) -> Any:
+    """Return ``list`` or ``dict`` if instances of a class derived from it hold its items, ``__dict__`` and
+    ``__slots__`` alone; ``None`` for other classes."""
+    for container in (list, dict):
+        if issubclass(kind, container):
+            return None if kind is container or _holds_more(kind, container) else container
+    return None
+
+
+def _holds_more(kind: Any, than: type) -> bool:
     pointers = sum(
         type(member) is types.MemberDescriptorType and name in _declared(base)
         for base in kind.__mro__
@@ -47,7 +61,7 @@ def has_own_memory(kind: Any) -> bool:
         for name, member in vars(base).items()
     )
     pointers += (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
-    return bool(kind.__basicsize__ - object.__basicsize__ > 8 * pointers)
+    return bool(kind.__basicsize__ - than.__basicsize__ > 8 * pointers)
 
 
 def dict_of(obj: Any) -> dict[str, Any] | None:
@@ -61,20 +75,6 @@ def dict_of(obj: Any) -> dict[str, Any] | None:
     return own if isinstance(own, dict) else None
 
 
-def own_of(obj: Any) -> dict[str, Any]:
-    """Return a copy of all instance attributes, in ``__dict__`` and ``__slots__``."""
-    own = dict_of(obj)
-    found = dict(own) if own else {}
-    slots = slots_of(type(obj))
-    for name, member in slots.items():
-        try:
-            found[name] = member.__get__(obj)
-        except AttributeError:
-            continue  # not bound
-    return found
-
-
-def write_own(obj: Any, content: dict[str, Any], skip: frozenset[str] = frozenset()) -> None:
 @by_type
 def _descriptor(kind: Any) -> Any:
     """Return the descriptor by which Python reads and sets the ``__dict__`` of instances; ``None`` if there is none, or
@@ -103,6 +103,20 @@ def attach_dict(obj: Any, own: dict[str, Any] | None) -> None:
         _descriptor(type(obj)).__set__(obj, own)
 
 
+def own_of(obj: Any) -> dict[str, Any]:
+    """Return a copy of all instance attributes, in ``__dict__`` and ``__slots__``."""
+    own = dict_of(obj)
+    found = dict(own) if own else {}
+    slots = slots_of(type(obj))
+    for name, member in slots.items():
+        try:
+            found[name] = member.__get__(obj)
+        except AttributeError:
+            continue  # not bound
+    return found
+
+
+def write_own(obj: Any, content: dict[str, Any], skip: frozenset[str] = frozenset()) -> None:
     """Replace all instance attributes by ``content``, except those in ``skip``."""
     own, slots = dict_of(obj), slots_of(type(obj))
     if own is not None:

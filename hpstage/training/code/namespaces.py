@@ -162,6 +162,10 @@ class ClassAttributes:
         return not isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType)
 
 
+OF_LIBRARY = "library "
+"""How paths of the names of a library's modules and classes begin."""
+
+
 class LibraryNames(ClassAttributes):
     """Replacements of functions and classes in a library's module or class: the names whose values differ from when it
     was first met.
@@ -176,7 +180,7 @@ class LibraryNames(ClassAttributes):
         super().__init__(type(self))
         self.owner: Any = owner
         name = owner.__name__ if isinstance(owner, types.ModuleType) else f"{module_of(owner)}.{owner.__qualname__}"
-        self.path = f"library {name}"
+        self.path = f"{OF_LIBRARY}{name}"
         self._first = self._all = dict(self._present())
 
     def set(self, values: dict[str, object]) -> None:

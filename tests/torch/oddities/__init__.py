@@ -16,6 +16,7 @@ from tests.torch.oddities import (
     models,
     objects,
     opaque,
+    ordinary,
     positions,
     process,
     settings,

@@ -1,0 +1,153 @@
+"""Immutable objects of Python and of libraries that are all that they were made of: a state holds those parts.
+
+Not among them: ``operator.methodcaller``, by which a state could have any method called, with arguments of its own; and
+``re.Match``, which only a search gives: a state could name one that never ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from hpstage.errors import StateError
+from hpstage.training.capture.kind import numpy, torch
+from hpstage.training.code.attributes import own_of
+
+Parts = tuple[Any, ...]
+
+
+def parts_of(value: object) -> tuple[str, Parts] | None:
+    """Return what kind of such an object this is, and the parts that it was made of; ``None`` for any other object, and
+    for one that would not be the same if it was made again."""
+    for name, (is_one, parts, _) in _KINDS.items():
+        if is_one(value):
+            found = parts(value)
+            return None if found is None else (name, found)
+    return None
+
+
+def made_of(name: str, parts: list[Any]) -> Any:
+    """Make an object of its parts again. Raises :class:`StateError` for those of no such object."""
+    if name not in _KINDS:
+        raise StateError(f"the state holds a {name!r}, which this hpstage does not know")
+    return _KINDS[name][2](*parts)
+
+
+# --- operators
+
+
+def _names_of(value: Any) -> Parts | None:
+    names: Parts = value.__reduce__()[1]
+    return names if all(map(_is_public, names)) else None
+
+
+def _attributes(*names: Any) -> Any:
+    if not all(map(_is_public, names)):
+        raise StateError(f"the state holds an attrgetter of {names}, which none may hold")
+    return operator.attrgetter(*names)
+
+
+def _is_public(name: str) -> bool:
+    """Return whether no part of a dotted name is one of Python's own, by which any object could be reached."""
+    return not any(part.startswith("_") for part in name.split("."))
+
+
+# --- aliases of types
+
+
+def _parts_of_typing(value: Any) -> Parts | None:
+    """Return the name of the form in ``typing``, and what it has in brackets, if anything."""
+    reduced = value.__reduce__()
+    if type(reduced) is str:
+        return (reduced,)
+    form, inside = reduced[1]
+    if not _is_of_typing(form):  # a class of the user's
+        return None
+    made = _of_typing(form._name, inside)
+    return (form._name, inside) if type(made) is type(value) and made == value else None
+
+
+def _of_typing(name: str, *inside: Any) -> Any:
+    form: Any = vars(typing).get(name)
+    if not _is_of_typing(form):
+        raise StateError(f"the state names typing.{name}, which is not here")
+    return form[inside[0]] if inside else form
+
+
+def _is_of_typing(value: object) -> bool:
+    return type(value).__module__ == "typing" and type(value).__name__ in _FORMS
+
+
+_FORMS = (
+    *("_GenericAlias", "_UnionGenericAlias", "_LiteralGenericAlias", "_SpecialGenericAlias", "_SpecialForm"),
+    *("_CallableGenericAlias", "_CallableType", "_TupleType"),
+)
+
+
+def _parts_of_union(value: Any) -> Parts | None:
+    parts: Parts = value.__args__
+    return parts if all(map(_may_be_joined, parts)) else None
+
+
+def _union(*parts: Any) -> Any:
+    if not all(map(_may_be_joined, parts)):
+        raise StateError(f"the state holds a union of {parts}, which none may hold")
+    return functools.reduce(operator.or_, parts)
+
+
+def _may_be_joined(part: object) -> bool:
+    """Return whether the operator by which types are joined is Python's own."""
+    return type(part) in (type, types.GenericAlias)
+
+
+# --- limits of numbers
+
+
+def _parts_of_limits(value: Any) -> Parts | None:
+    """Return the dtype of limits of NumPy's, unless they have been given attributes."""
+    own = own_of(value)
+    other = type(value)("f2" if own["dtype"].str[1:] != "f2" else "f4") if isinstance(value, numpy().finfo) else None
+    known = {*own_of(numpy().iinfo("i1") if other is None else other), *vars(type(value))}
+    return None if own.keys() - known else (own["dtype"].str,)
+
+
+_KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], Parts | None], Callable[..., Any]]] = {
+    "itemgetter": (
+        lambda value: type(value) is operator.itemgetter,
+        lambda value: value.__reduce__()[1],
+        operator.itemgetter,
+    ),
+    "attrgetter": (lambda value: type(value) is operator.attrgetter, _names_of, _attributes),
+    "alias": (
+        lambda value: type(value) is types.GenericAlias,
+        lambda value: None if value.__unpacked__ else (value.__origin__, value.__args__),
+        types.GenericAlias,
+    ),
+    "union": (lambda value: type(value) is types.UnionType, _parts_of_union, _union),
+    "typing": (_is_of_typing, _parts_of_typing, _of_typing),
+    "torch.finfo": (
+        lambda value: torch() is not None and type(value) is torch().finfo,
+        lambda value: (getattr(torch(), value.dtype),),
+        lambda dtype: torch().finfo(dtype),
+    ),
+    "torch.iinfo": (
+        lambda value: torch() is not None and type(value) is torch().iinfo,
+        lambda value: (getattr(torch(), value.dtype),),
+        lambda dtype: torch().iinfo(dtype),
+    ),
+    "numpy.finfo": (
+        lambda value: type(value) is numpy().finfo,
+        _parts_of_limits,
+        lambda dtype: numpy().finfo(numpy().dtype(dtype)),
+    ),
+    "numpy.iinfo": (
+        lambda value: type(value) is numpy().iinfo,
+        _parts_of_limits,
+        lambda dtype: numpy().iinfo(numpy().dtype(dtype)),
+    ),
+}
+"""By name: whether an object is of this kind, what it was made of, and how it is made again."""
