@@ -9,6 +9,7 @@ from typing import Literal
 
 from hpstage.checkpoints.live import LiveCache
 from hpstage.checkpoints.patient_store import PatientStore
+from hpstage.errors import StateError
 from hpstage.plan.facts import StateKey
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
@@ -34,6 +35,7 @@ class Position:
 
         Raises:
             CheckpointError: the state cannot be loaded.
+            StateError: it is none of this trainable's. The message names it.
         """
         if source is not None and self.key == source:
             return "continued"
@@ -49,7 +51,10 @@ class Position:
             self.live.make_way()
             state = self.checkpoints.load(source)
         self.trainable.setup(initial)
-        self.trainable.load_state_dict(state)
+        try:
+            self.trainable.load_state_dict(state)
+        except StateError as error:
+            raise StateError(f"state {source} of the store cannot be loaded: {error}") from error
         self.key = source
         return "live" if found else "disk"
 

@@ -32,6 +32,7 @@ from hpstage.torch.trainable import TorchTrainable
 from hpstage.torch.trial_data import TrialData, set_hp
 from hpstage.training.adapter import Adapter, checked_metrics, is_subjects, stateless_of
 from hpstage.training.borrowed import Borrowed
+from hpstage.training.capture.malformed import cannot_be_read, see_form
 from hpstage.training.capture.unwatched import world_of
 from hpstage.training.identity import accelerators
 from hpstage.training.randomness import Purpose, rekey, seed_of
@@ -206,7 +207,8 @@ class TorchLoop(Adapter):
                 f"the state was trained with {state['optimizer_class']}, but optimizer() gives {built.kind}; a state "
                 "continues only under the optimizer that made it"
             )
-        values = {_MODEL + name: value for name, value in state["model"].items()} | state["values"]
+        see_form(state, _FORM)
+        values = {f"{_MODEL}{name}": value for name, value in state["model"].items()} | state["values"]
         self._built = built
         try:
             self._turn(state["hp"])
@@ -218,7 +220,8 @@ class TorchLoop(Adapter):
         built.follower.forget()
         self._pending = False
         self._samples = state["samples"]
-        self._steps_by().load(state.get("backend"))
+        with cannot_be_read("the state is of another numerics"):
+            self._steps_by().load(state.get("backend"))
         self._data().go_to(state.get("stream"))
         self._data().settle()
 
@@ -480,3 +483,4 @@ class TorchLoop(Adapter):
 
 _MODEL = "model."
 _PARTS = {"model", "values", "changed", "memory", "optimizer_class", "samples", "hp", "extra"}
+_FORM = {"model": (dict,), "values": (dict,), "samples": (int,), "hp": (dict,)}

@@ -36,6 +36,7 @@ from hpstage.errors import StateError, StopTraining, TrainingError
 from hpstage.schedule import Scalar
 from hpstage.training.adapter import Adapter, checked_metrics, optimizers_in, stateless_of
 from hpstage.training.body import Body, Pause
+from hpstage.training.capture.malformed import Kinds, see_form
 from hpstage.training.capture.stateless import LOCAL, stated_on
 from hpstage.training.capture.unwatched import world_of
 from hpstage.training.randomness import Purpose, has_torch, rekey, seed_of
@@ -158,6 +159,10 @@ class FunctionTrainable(Adapter):
     def load_state_dict(self, state: object) -> None:
         if not isinstance(state, dict) or state.keys() - {"stream", "locals"} != _PARTS:
             raise StateError("this is not a state of a training function")
+        see_form(state, _FORM)
+        own, parts = [*state["own"]], state["parts"]
+        if any(type(name) is not str for name in parts) or any(name not in parts for name in own):
+            raise StateError(f"the state has the parts {parts}, and holds what {own} gave")
         self._end()
         self._begin(state)
         self._unmeasured = state if state["metrics"] is None else None
@@ -265,6 +270,14 @@ class FunctionTrainable(Adapter):
 
 
 _PARTS = {"parts", "captured", "own", "samples", "population", "metrics"}
+_FORM: dict[str, Kinds] = {
+    "parts": (list,),
+    "captured": (dict,),
+    "own": (dict,),
+    "samples": (int,),
+    "population": (int, type(None)),
+    "metrics": (dict, type(None)),
+}
 
 
 def _batches(loaders: dict[str, Any], run: Run, data: Any, batch_size: int | None, num_workers: int) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from hpstage.errors import UsageError
+from hpstage.errors import StateError, UsageError
 from hpstage.torch.loading.moving import moved
 from hpstage.torch.loading.samples import Collate
 from hpstage.training.randomness import Purpose, generators_restored, rekey
@@ -157,6 +157,8 @@ class StreamBatches:
 
     def go_to(self, position: dict[str, Any] | None) -> None:
         """Continue from a position; ``None``: from the beginning."""
+        if position is not None and (type(position) is not dict or position.keys() != {"passes", "within"}):
+            raise StateError("the state has no position in the stream of samples where it is to have one")
         within = None if position is None else position["within"]
         self._pass = 0 if position is None else position["passes"]
         self._samples = None

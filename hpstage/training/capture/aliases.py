@@ -148,6 +148,8 @@ class Rebuilt:
             number = place[1]
             if number not in self._storages:
                 before, content = self._written[number]
+                if not 0 <= before < _ALIGNED:
+                    raise StateError("the state holds memory that does not begin where any does")
                 memory = numpy().empty(before + content.size, "u1")
                 memory[before:] = content
                 self._storages[number] = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import math
 import types
 import weakref
 from collections.abc import Callable, Mapping
@@ -13,16 +14,16 @@ from typing import Any
 
 from hpstage.checkpoints import jax_arrays
 from hpstage.errors import StateError
-from hpstage.training.capture.aliases import Rebuilt
 from hpstage.training.capture import rebuilt
+from hpstage.training.capture.aliases import Rebuilt
 from hpstage.training.capture.allowed import (
     CONTAINERS,
     RANDOM,
     creatable,
     may_be_given,
     method_of,
-    nameable,
     module_named,
+    nameable,
     named,
     pure_function,
 )
@@ -32,6 +33,7 @@ from hpstage.training.capture.encoding import BUILTINS, Plain, is_answered
 from hpstage.training.capture.generators import of_process
 from hpstage.training.capture.kind import is_struct, numpy, torch
 from hpstage.training.capture.kinds import VALUES
+from hpstage.training.capture.malformed import cannot_be_read
 from hpstage.training.capture.on_disk import opened_file, opened_map
 from hpstage.training.capture.stateful import RandomSource
 from hpstage.training.capture.survey import Survey
@@ -108,7 +110,13 @@ class Decoder:
             storage, offset = at.untyped_storage(), at.storage_offset()
         move(obj, storage, shape, tuple(strides), kind, offset)
 
-    def write(self, path: str, plain: Plain) -> None:
+    def write_all(self, changed: dict[str, Plain]) -> None:
+        """Write contents into the objects at their paths. Raises :class:`StateError` if one cannot be written."""
+        for path, plain in changed.items():
+            with cannot_be_read(f"the state sets {path} to an object that does not exist here"):
+                self._write(path, plain)
+
+    def _write(self, path: str, plain: Plain) -> None:
         """Write content into the object at ``path``. Raises :class:`StateError` if no such object exists."""
         record = self._base.paths.get(path)
         if record is None:
@@ -272,6 +280,12 @@ class Decoder:
             raise StateError(f"the state names {module}.{qualname}, which is not here")
         return found
 
+    def _make_module(self, name: str) -> Any:
+        found = module_named(self._base, name)
+        if found is None:
+            raise StateError(f"the state names the module {name}, which is not here")
+        return found
+
     def _make_pure(self, module: str, name: str) -> Any:
         function = pure_function(module, name)
         if function is None:
@@ -280,12 +294,6 @@ class Decoder:
 
     def _make_counting_step(self, optimizer: Plain) -> Any:
         return counting_step(self.value(optimizer))
-    def _make_module(self, name: str) -> Any:
-        found = module_named(self._base, name)
-        if found is None:
-            raise StateError(f"the state names the module {name}, which is not here")
-        return found
-
 
     # --- objects created by training
 
@@ -294,7 +302,7 @@ class Decoder:
         if tag == "frozenset":
             made = frozenset(self._list(items))
         elif tag == "bytearray":
-            made = bytearray(items)
+            made = bytearray(memoryview(items))  # of bytes: of a number, it would be as many zeros
         else:
             made = collections.deque(maxlen=rest) if tag == "deque" else CONTAINERS[tag]()
         self._new[number] = made  # before it is filled: it may contain itself
@@ -313,6 +321,8 @@ class Decoder:
         return made
 
     def _make_objects(self, number: int, items: Plain, shape: list[int], order: Any, writeable: bool) -> Any:
+        if math.prod(shape) != len(items):
+            raise StateError(f"the state holds {len(items)} objects for an array of the shape {shape}")
         made = self._new[number] = numpy().empty(tuple(shape), dtype=object, order=order)
         for index, item in enumerate(self._list(items)):
             made.flat[index] = item
@@ -425,16 +435,6 @@ class Decoder:
         write_own(made, self._dict(own))
         return made
 
-    def _list(self, items: list[Plain]) -> list[Any]:
-        return [self.value(item) for item in items]
-
-    def _dict(self, pairs: list[Plain], path: str = "", before: Mapping[Any, Any] = MappingProxyType({})) -> Any:
-        made = {}
-        for key, item in pairs:
-            name = self.value(key)
-            if type(item) is tuple and item[0] == "same":
-                made[name] = before[name]
-            elif not is_answered(item):
     def _make_filled(self, number: int, module: str, qualname: str, items: Plain, own: Plain) -> Any:
         kind: Any = creatable(self._base, module, qualname)
         container = None if kind is None else container_of(kind)
@@ -451,6 +451,16 @@ class Decoder:
     def _create_rebuilt(self, name: str, parts: Plain) -> Any:
         return rebuilt.made_of(name, self._list(parts))
 
+    def _list(self, items: list[Plain]) -> list[Any]:
+        return [self.value(item) for item in items]
+
+    def _dict(self, pairs: list[Plain], path: str = "", before: Mapping[Any, Any] = MappingProxyType({})) -> Any:
+        made = {}
+        for key, item in pairs:
+            name = self.value(key)
+            if type(item) is tuple and item[0] == "same":
+                made[name] = before[name]
+            elif not is_answered(item):
                 made[name] = self.value(item)
             elif (path, name) in self._kept:
                 made[name] = self._kept[path, name]

@@ -141,8 +141,7 @@ class Variables:
         decoder.admit(self._only_here)
         with plainly():
             decoder.fill(state["values"], state["changed"])
-            for path, content in state["changed"].items():
-                decoder.write(path, content)
+            decoder.write_all(state["changed"])
             values = {name: decoder.value(value) for name, value in state["variables"].items()}
             self._unset = state.get("unset", {})
             write(values, self._unset)

@@ -22,6 +22,7 @@ from hpstage.training.capture.encoding import ANSWERED, Encoder, is_answered
 from hpstage.training.capture.guard import Guard
 from hpstage.training.capture.kind import same_value, torch
 from hpstage.training.capture.kinds import CACHE, MODULES, STORAGE, VALUES
+from hpstage.training.capture.malformed import cannot_be_read
 from hpstage.training.capture.portrait import texts_of
 from hpstage.training.capture.refusals import held_by_nothing
 from hpstage.training.capture.settings import PATH, SETTINGS, compile_by_arguments_only, has_new_handle, hooks_of_all
@@ -218,9 +219,9 @@ class World:
                 present = reached.records.get(id(record.obj))  # now perhaps by a local variable alone
                 if present is None:
                     continue
-                before, content = record.content, present.content
                 if (why := encoder.other_dict(record)) is not None and not but(record.path):
                     refused.append(why)
+                before, content = record.content, present.content
                 is_values = record.kind is VALUES
                 if is_values and content.plain and (record.obj not in pristine or not content.same(before)):
                     values[record.path] = storable(record.obj)
@@ -265,24 +266,22 @@ class World:
             write: sets local variables, as they were when :meth:`enter` was called; see :meth:`Variables.load`.
 
         Raises:
-            StateError: the state belongs to other code.
+            StateError: the state belongs to other code, or no capture has written it.
         """
         base = self.base
         assert base is not None, "begin() comes first"
-        changed = state["changed"]
-        decoder = Decoder(base, state["memory"])
-        decoder.keep(changed)
-        self._rewind([path for path, content in changed.items() if is_answered(content)])
-        with plainly():
-            decoder.fill(state["values"], changed)
-            for path, content in changed.items():
-                try:
-                    decoder.write(path, content)
-                except (OSError, RuntimeError) as error:
-                    raise StateError(f"the state sets {path} to an object that does not exist here: {error}") from error
-        if local is not None and write is not None:
-            assert self._entered is not None, "enter() comes first"
-            self._entered.load(local, decoder, write)
+        entered = None if local is None or write is None else self._entered
+        assert entered is not None or local is None or write is None, "enter() comes first"
+        with cannot_be_read("the state is none of this trainable's"):
+            changed = state["changed"]
+            decoder = Decoder(base, state["memory"])
+            decoder.keep(changed)
+            self._rewind([path for path, content in changed.items() if is_answered(content)])
+            with plainly():
+                decoder.fill(state["values"], changed)
+                decoder.write_all(changed)
+            if entered is not None and local is not None and write is not None:
+                entered.load(local, decoder, write)
 
     def _rewind(self, answered: Collection[str]) -> None:
         """Restore everything as of :meth:`begin`, except values that setup created: the state provides those."""
@@ -473,9 +472,9 @@ def _same(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> bool:
 
 def _restore(record: Record, *, values: bool = True) -> None:
     """Restore an object as recorded. Without ``values``, restore all of a tensor or array but its values."""
-            record.attach()
     if not values:
         with plainly():
+            record.attach()
             record.content.put_place(record.obj)
     elif record.changed():
         record.restore()
