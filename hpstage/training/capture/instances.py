@@ -141,8 +141,10 @@ def _by_tuples(name: str, value: Any) -> Any:
     kind = type(value)
     if kind is dict:
         return "dict", *((key, _by_tuples(name, item)) for key, item in value.items())
-    if kind is list or issubclass(kind, tuple):  # a tuple with named fields is set by a plain one
-        return "list" if kind is list else "tuple", *(_by_tuples(name, item) for item in value)
+    if kind is list:
+        return "list", *(_by_tuples(name, item) for item in value)
+    if issubclass(kind, tuple):  # one with named fields is set by a plain one
+        return "tuple", *(_by_tuples(name, item) for item in value)
     if is_atom(value) or is_tensor(value):
         return value
     raise StateError(
