@@ -1,4 +1,4 @@
-"""Ordinary values that never change, kept from the beginning and chosen anew in each step."""
+"""Ordinary values that never change, kept from the beginning and chosen again in each step."""
 
 from __future__ import annotations
 
