@@ -93,7 +93,7 @@ class TorchLoop(Adapter):
         self._hp: dict[str, Scalar] = {}
         self._seed = 0
         self._batch_size = 0
-        self._world = world_of({"hp", *stateless_of(subject)}, self._roots)
+        self._world = world_of({"self.hp", *stateless_of(subject)}, self._roots)
         # A user who defines extra_state accounts for attributes that cannot be captured.
         self._answered = type(subject).extra_state is not TorchTrainable.extra_state
         self._gradients_count = type(subject).update is not TorchTrainable.update or names_gradients(type(subject))

@@ -348,3 +348,38 @@ def _(kept: Any, self: Odd) -> float:
 @odd("a static method of the user's own kind", Counts)
 def _(kept: Any, self: Odd) -> float:
     return kept.method([]) + vars(Counts)["method"].lookups
+
+
+hp = {"n": 0}
+"""A name like any other: what a trainable is given is ``self.hp``."""
+
+
+@odd("a dict in a global name that is hp")
+def _(kept: Any, self: Odd) -> float:
+    hp["n"] += 1
+    return hp["n"]
+
+
+class Named:
+    hp = [0]
+
+
+@odd("a list of a class in an attribute that is hp")
+def _(kept: Any, self: Odd) -> float:
+    Named.hp.append(1)
+    return len(Named.hp)
+
+
+def counting_by_hp() -> Any:
+    hp = {"n": 0}
+
+    def count() -> int:
+        hp["n"] += 1
+        return hp["n"]
+
+    return count
+
+
+@odd("a dict that a function closes over by the name hp", counting_by_hp)
+def _(kept: Any, self: Odd) -> float:
+    return kept()
