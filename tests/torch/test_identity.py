@@ -408,6 +408,22 @@ def test_what_an_installer_has_put_into_any_folder_is_a_librarys(
         assert is_users(f"{kind}_written")
 
 
+def test_a_folder_with_the_name_of_a_module_of_pythons_is_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many projects have their sources in a folder ``code``, which Python finds before its own module."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "__init__.py").touch()
+    (tmp_path / "profile.py").touch()
+    known = is_users.__wrapped__  # which remembers nothing of earlier tests
+    for name in ("code", "profile"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        assert not known(name)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert known("code") and known("code.model") and known("profile")
+    assert not any(map(known, ("sys", "json", "math", "_thread", "os.path")))
+
+
 def test_the_distributions_of_a_package_are_found() -> None:
     known = importlib.metadata.packages_distributions()
     for package in ("sklearn", "yaml", "dateutil", "_pytest"):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import sysconfig
@@ -98,25 +99,28 @@ def is_users(module: str) -> bool:
     package = module.partition(".")[0]
     if package == "__main__" or f"{module}.".startswith(f"{_WORKLOADS}."):
         return True
-    if package in sys.stdlib_module_names or package.startswith(_OF_CYTHON):
+    if package.startswith(_OF_CYTHON):
         return False
+    of_python = package in sys.stdlib_module_names
     try:
         # Only for the package: for a module inside it, the package would be imported.
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
-        return package in sys.modules  # created by hand
+        return package in sys.modules and not of_python  # created by hand
     if spec is None:
         return False
     places = [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
-    return bool(places and places[0]) and is_users_file(str(places[0]))
+    if not places or not places[0] or (of_python and not os.path.exists(places[0])):  # Python's may be in a zip file
+        return False
+    return is_users_file(str(places[0]))  # a folder of the user's may be named `code`
 
 
 def is_users_file(path: str) -> bool:
     """Return whether a module or package in this place is the user's."""
-    if _INSTALLED.search(path) or _is_installed(Path(path)):
-        return False
     file = Path(path).resolve()
-    return not _INSTALLED.search(str(file)) and not any(file.is_relative_to(library) for library in _LIBRARIES)
+    if _INSTALLED.search(path) or _INSTALLED.search(str(file)):
+        return False
+    return not any(file.is_relative_to(library) for library in _LIBRARIES) and not _is_installed(Path(path))
 
 
 def _is_installed(file: Path) -> bool:
