@@ -22,7 +22,7 @@ from hpstage.training.capture.kind import (
     same_mapping,
     same_value,
 )
-from hpstage.training.capture.set_layout import Layout, hash_is_fixed, layout_of
+from hpstage.training.capture.set_layout import Layout, empty, hash_is_fixed, layout_of
 from hpstage.training.capture.values import opened
 from hpstage.training.code.attributes import own_of, write_own
 
@@ -195,8 +195,8 @@ class Members(frozenset[Any]):
 
     order: tuple[Any, ...]
     layout: Layout | None
-    """Of a set that can change and holds numbers: decides the order of what it will hold. What an empty one has held is
-    not looked at: `repr()` of each dataclass adds itself to one, and takes itself out."""
+    """Of a set that can change and holds numbers: decides the order of what it will hold. Of an empty one, what it has
+    held is not looked at, only what it has given: `repr()` of each dataclass adds itself to one, and takes itself out."""
 
     @staticmethod
     def of(items: Iterable[Any]) -> Members:
@@ -208,7 +208,9 @@ class Members(frozenset[Any]):
     @staticmethod
     def in_set(obj: Any) -> Members:
         made = Members.of(set.__iter__(obj))
-        made.layout = layout_of(obj) if made and made.ordered else None
+        made.layout = layout_of(obj) if made.ordered else None
+        if not made and made.layout is not None:
+            made.layout = made.layout[0], b""
         return made
 
     @property
@@ -241,7 +243,7 @@ class Unordered(Kind):
     def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
         members = content if isinstance(content, Members) else Members.of(content)
         for source in (members.order, set(members.order)):  # of a copied set, the size is another one
-            set.clear(obj)
+            empty(obj, members.layout)
             set.update(obj, source)
             if self.same(self.read(obj, skip), members):
                 return

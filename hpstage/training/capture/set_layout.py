@@ -53,6 +53,14 @@ def layout_of(obj: Any) -> Layout | None:
     return fields.finger, table[1::2].tobytes()
 
 
+def empty(obj: Any, layout: Layout | None = None) -> None:
+    """Take all members out of a set, and have its ``pop()`` look next where it does in a layout, as in a new set by
+    default: ``clear()`` leaves that as it is."""
+    set.clear(obj)
+    if _READABLE:
+        _fields(obj).finger = 0 if layout is None else layout[0]
+
+
 def hash_is_fixed(item: Any) -> bool:
     """Return whether a value has the same hash in all processes, so that the order of a set of such values is a
     function of what has been in it."""

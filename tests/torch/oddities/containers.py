@@ -53,6 +53,14 @@ def _(kept: Any, self: Odd) -> float:
     return number
 
 
+@odd("a set that is emptied, and has given members", set, refused=r"self\.kept is a set whose order")
+def _(kept: Any, self: Odd) -> float:
+    kept.update(range(self.steps + 2))
+    number = kept.pop()
+    kept.clear()
+    return number
+
+
 @odd("a set of cells of a grid", lambda: {(0, 0)}, refused=r"self\.kept is a set whose order")
 def _(kept: Any, self: Odd) -> float:
     kept.add((9 - self.steps, self.steps))
