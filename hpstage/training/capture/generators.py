@@ -15,6 +15,10 @@ from hpstage.training.code.attributes import dict_of
 from hpstage.training.code.owner import of_user
 
 
+OF_PROCESS = "of the process"
+"""What counts as the state of such a generator."""
+
+
 def of_process() -> dict[str, Any]:
     """Return the generators that are seeded before each step, by name: a state refers to them by these."""
     library = torch()

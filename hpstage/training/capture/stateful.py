@@ -20,6 +20,7 @@ from typing import Any
 import xxhash
 
 from hpstage.checkpoints.state_tree import digest
+from hpstage.training.capture.generators import OF_PROCESS, of_process
 from hpstage.training.capture.instances import Cell
 from hpstage.training.capture.kind import Child, Kept, Kind, is_atom, numpy, same_mapping
 
@@ -40,11 +41,14 @@ ITERATORS: tuple[Any, ...] = (
 
 
 class RandomSource(Kind):
-    """Random number generators: their state as plain values."""
+    """Random number generators: their state as plain values. That of a generator of the process is none of training's:
+    it is seeded before each step, and before each evaluation."""
 
     name = "random state"
 
     def read(self, obj: Any, skip: frozenset[str]) -> Any:
+        if any(obj is generator for generator in of_process().values()):
+            return OF_PROCESS
         numbers = numpy().random
         if isinstance(obj, random.Random):
             return obj.getstate()
@@ -62,6 +66,8 @@ class RandomSource(Kind):
 
     def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
         numbers = numpy().random
+        if content == OF_PROCESS:
+            return
         if isinstance(obj, random.Random):
             obj.setstate(content)
         elif isinstance(obj, numbers.SeedSequence):
