@@ -9,7 +9,7 @@ import pickle
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import optuna
 import pytest
@@ -303,6 +303,23 @@ def test_a_bare_name_is_only_an_attribute_of_the_trainable() -> None:
     subject.stateless = ("loss",)  # type: ignore[attr-defined]
     with pytest.raises(StateError, match=r"self\.loss"):
         searched(subject)
+
+
+class Seen:
+    count = 0
+    cache: ClassVar[dict[int, float]] = {}
+
+
+def test_an_attribute_of_a_class_that_is_named_remains_where_another_one_is_restored() -> None:
+    def train(run: hpstage.Run) -> None:
+        run.attach(counted=Counted())
+        for step in run.steps():
+            Seen.count += 1
+            Seen.cache[step] = run.hp["lr"]
+            run.report(loss=Seen.count)
+
+    train.stateless = ("cache",)  # type: ignore[attr-defined]
+    assert searched(train) == [STEPS, STEPS]
 
 
 def test_an_address_is_in_no_state() -> None:

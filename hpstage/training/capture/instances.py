@@ -328,7 +328,8 @@ class ClassNamespace(Kind):
         return old is new or same_mapping(old, new)
 
     def write(self, obj: Any, content: Attributes, skip: frozenset[str] = frozenset()) -> None:
-        obj.set(content)
+        present: Attributes = obj.get()
+        obj.set({name: value for name, value in present.items() if name in skip} | content)
 
     def children(self, content: Attributes) -> Iterator[Child]:
         for name, value in content.items():
