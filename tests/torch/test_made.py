@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import colorsys
 import os
 import random
@@ -11,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sympy
 import torch
 from torch import nn
+from torch.utils.data import Subset, TensorDataset
 
 from hpstage.errors import StateError
 from hpstage.training.capture.allowed import creatable, pure_function
@@ -21,6 +24,7 @@ from hpstage.training.capture.derived import kept_weight
 from hpstage.training.capture.generators import Generators
 from hpstage.training.capture.on_disk import opened_file, opened_map, where_file_is, where_map_is
 from hpstage.training.capture.survey import Survey
+from hpstage.training.capture.surveyor import Surveyor
 
 
 def decoded(plain: Any) -> Any:
@@ -200,3 +204,20 @@ def test_a_file_that_was_replaced_since_it_was_opened_cannot_be_opened_again(tmp
         path.rename(tmp_path / "moved")
         path.write_bytes(b"12")
         assert where_file_is(file) is None
+
+
+def test_a_state_may_hold_what_is_of_a_package_that_training_begins_with_objects_of() -> None:
+    data = TensorDataset(torch.arange(3.0))
+    base = Surveyor().survey([("self.data", data), ("self.arguments", argparse.Namespace())])
+    assert creatable(base, "torch.utils.data.dataset", "Subset") is Subset
+    assert creatable(base, "argparse", "ArgumentParser") is argparse.ArgumentParser
+    assert creatable(Survey(), "torch.utils.data.dataset", "Subset") is None
+    assert creatable(base, "torch.hub", "_Faketqdm") is None
+    assert creatable(base, "collections", "ChainMap") is None
+
+
+def test_a_state_holds_no_second_one_of_a_class_that_decides_what_an_instance_is() -> None:
+    """A library may compare its instances by identity, as there is one of each value."""
+    base = Surveyor().survey([("self.tree", sympy.Function("f")(sympy.Symbol("x")))])
+    assert creatable(base, "sympy.core.numbers", "Zero") is None
+    assert creatable(base, "sympy.core.symbol", "Symbol") is None

@@ -8,6 +8,7 @@ are listed here.
 
 from __future__ import annotations
 
+import abc
 import collections
 import dataclasses
 import functools
@@ -21,10 +22,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hpstage.training.capture.kind import RUNNERS, is_struct, numpy, torch
+from hpstage.training.capture.kinds import INSTANCE, kind_of_type
 from hpstage.training.capture.survey import Survey
 from hpstage.training.code.attributes import container_of, has_own_memory
 from hpstage.training.code.namespaces import OF_LIBRARY
-from hpstage.training.code.owner import found_in, is_users_code
+from hpstage.training.code.owner import found_in, is_users_code, package_of
 
 RANDOM: dict[str, Callable[[], Any]] = {
     "Random": lambda: sys.modules["random"].Random,
@@ -86,13 +88,14 @@ def may_be_given(function: object) -> bool:
 
 def creatable(base: Survey, module: str, qualname: str) -> type | None:
     """Return the class of that name if its instances are defined by their attributes: a class of the user, or a
-    dataclass, met before training began, a named tuple of a module that is imported, or one of the kinds of libraries
-    that are listed here. Creating an instance runs none of its code."""
+    dataclass, met before training began, a named tuple of a module that is imported, one of the kinds of libraries
+    that are listed here, or a class of a package of which training begins with objects. Creating an instance runs none
+    of its code."""
     kind = base.named.get((module, qualname)) or found_in(_module(module), qualname)
     if not isinstance(kind, type):
         return None
     met = (module, qualname) in base.named and (is_users_code(kind) or dataclasses.is_dataclass(kind))
-    if not met and not _has_named_items(kind) and not issubclass(kind, _kinds_in(module)):
+    if not (met or _has_named_items(kind) or issubclass(kind, _kinds_in(module)) or _is_among_met(base, kind)):
         return None
     if any("__del__" in vars(part) for part in kind.__mro__) or inspect.isabstract(kind):
         return None
@@ -100,6 +103,13 @@ def creatable(base: Survey, module: str, qualname: str) -> type | None:
         return kind if kind.__itemsize__ == tuple.__itemsize__ else None
     own_memory = has_own_memory(kind) and container_of(kind) is None
     return None if own_memory or issubclass(kind, RUNNERS) else kind
+
+
+def _is_among_met(base: Survey, kind: type) -> bool:
+    """Return whether a library's class is of a package of which training begins with objects, whose attributes a state
+    holds as well (``Subset`` next to ``TensorDataset``), and is called for a new instance each time: no singleton."""
+    plain = type(kind) in (type, abc.ABCMeta) and kind.__new__ is object.__new__
+    return plain and kind_of_type(kind) is INSTANCE and package_of(kind) in base.packages
 
 
 def _has_named_items(kind: type) -> bool:

@@ -85,7 +85,7 @@ SKIPPED = instances.Instance()
 is :class:`AllBut` what the user's code reads: what it does not read, it cannot depend on."""
 TUPLE = instances.Instance()
 """Of instances of a ``tuple`` subclass that have attributes besides their items."""
-_INSTANCE, _OBJECTS, _SCRIPTED = instances.Instance(), containers.Objects(), instances.Scripted()
+INSTANCE, _OBJECTS, _SCRIPTED = instances.Instance(), containers.Objects(), instances.Scripted()
 RUNNER = instances.Instance()
 """Of threads and pools of the user's classes: the attributes added to those of the library class that runs them."""
 _VECTORIZED = instances.Vectorized()
@@ -171,11 +171,11 @@ def kind_of_type(kind: Any) -> Kind | None:
     if kind is arrays.ufunc:
         return _VECTORIZED
     if issubclass(kind, random.SystemRandom):
-        return _INSTANCE if is_users_code(kind) else _OPAQUE  # the system's random numbers have no state
+        return INSTANCE if is_users_code(kind) else _OPAQUE  # the system's random numbers have no state
     if issubclass(kind, _generators()):
         return RANDOM_STATE
     if issubclass(kind, enum.Enum) and is_users_code(kind):
-        return _INSTANCE  # a member never changes, but its attributes may
+        return INSTANCE  # a member never changes, but its attributes may
     if is_atomic(kind) or kind in (tuple, *_METHODS, weakref.ref):
         return None
     for types_, handler in _BY_TYPE:
@@ -201,7 +201,7 @@ def kind_of_type(kind: Any) -> Kind | None:
                 return _OPAQUE
             if not issubclass(kind, _WRAPPERS):
                 return FOREIGN
-    return _INSTANCE if has_dict(kind) or slots_of(kind) else _OPAQUE
+    return INSTANCE if has_dict(kind) or slots_of(kind) else _OPAQUE
 
 
 def _is_among(module: str, names: tuple[str, ...]) -> bool:

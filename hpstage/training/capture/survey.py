@@ -8,8 +8,9 @@ from typing import Any
 
 from hpstage.checkpoints.lazy_copies import address_of
 from hpstage.training.capture.kind import Kind, torch
-from hpstage.training.capture.kinds import RUNNER, SKIPPED, VALUES
+from hpstage.training.capture.kinds import INSTANCE, RUNNER, SKIPPED, VALUES
 from hpstage.training.code.attributes import attach_dict, attached_dict
+from hpstage.training.code.owner import package_of
 
 Step = tuple[str, object]
 """A path and the object at that path."""
@@ -71,6 +72,7 @@ class Survey:
         self.named: dict[tuple[str | None, str], object] = {}
         """Functions and classes that were met as values, by module and name."""
         self._addresses: dict[Any, str] | None = None
+        self._packages: frozenset[str] | None = None
         self.within_libraries: set[int] = set()
         """Ids of what objects of libraries hold that modules keep, such as the handles of a session."""
         self.cached: dict[int, Record] = {}
@@ -107,6 +109,13 @@ class Survey:
             values = (record for record in self if record.kind is VALUES and record.content.storage is not None)
             self._addresses = {address_of(record.obj): record.path for record in values}
         return self._addresses.get(number)
+
+    @property
+    def packages(self) -> frozenset[str]:
+        """The packages whose objects were met, by their attributes."""
+        if self._packages is None:
+            self._packages = frozenset(package_of(kind) for kind in {it.of for it in self if it.kind is INSTANCE})
+        return self._packages
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records.values())

@@ -50,6 +50,12 @@ def module_of(obj: object) -> str:
     return as_run(found) if isinstance(found, str) else "builtins"
 
 
+@by_type
+def package_of(kind: Any) -> str:
+    """Return the package that a class belongs to, or the part of a large one: ``torch.utils``."""
+    return ".".join(module_of(kind).split(".")[:2])
+
+
 def as_run(module: str) -> str:
     """Return the name that a module had in the process that was started with it."""
     return "__main__" if module == "__mp_main__" else module

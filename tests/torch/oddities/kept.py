@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import operator
 import re
@@ -9,10 +10,12 @@ import struct
 import time
 from typing import Any
 
+import networkx
 import numpy as np
 import scipy.sparse
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from tests.torch.oddities.oddity import Odd, odd
 
@@ -237,3 +240,41 @@ def _(kept: Any, self: Odd) -> float:
 def _(kept: Any, self: Odd) -> float:
     self.kept = open
     return 0.0
+
+
+def part_of(data: TensorDataset, count: int) -> Subset[Any]:
+    return Subset(data, range(count))
+
+
+@odd("a part of the data that training chooses again", lambda: part_of(TensorDataset(torch.arange(9.0)), 1))
+def _(kept: Any, self: Odd) -> float:
+    self.kept = part_of(kept.dataset, self.steps + 1)
+    return sum(float(x) for (x,) in self.kept)
+
+
+@odd("a loader that training makes again", lambda: DataLoader(part_of(TensorDataset(torch.arange(9.0)), 2)))
+def _(kept: Any, self: Odd) -> float:
+    if self.steps % 2:
+        self.kept = DataLoader(part_of(kept.dataset.dataset, self.steps + 1), batch_size=2, shuffle=True)
+    return sum(float(x[0]) * (index + 1) for index, (x,) in enumerate(self.kept))
+
+
+@odd("arguments that training makes again", lambda: argparse.Namespace(rate=1.0, widths=[1]))
+def _(kept: Any, self: Odd) -> float:
+    self.kept = argparse.Namespace(**{**vars(kept), "rate": kept.rate * 0.9})
+    self.kept.widths.append(1)
+    return self.kept.rate + len(self.kept.widths)
+
+
+@odd("a chain of dicts that training makes longer", lambda: collections.ChainMap({"rate": 1.0}))
+def _(kept: Any, self: Odd) -> float:
+    self.kept = kept.new_child({"rate": kept["rate"] * 0.9})
+    return self.kept["rate"] + len(self.kept.maps)
+
+
+@odd("views that a graph makes where they are first used", lambda: networkx.path_graph(4))
+def _(kept: Any, self: Odd) -> float:
+    kept.add_edge(self.steps, self.steps + 4)
+    for node in kept.nodes:
+        kept.nodes[node]["weight"] = kept.nodes[node].get("weight", 0.0) + node
+    return sum(kept.nodes[node]["weight"] * degree for node, degree in kept.degree)
