@@ -11,6 +11,7 @@ import itertools
 import re
 import tempfile
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -119,6 +120,24 @@ def viewing(run: Run) -> None:
             weights += 1
 
 
+def replaying(run: Run) -> None:
+    """Rows of the data in a memory, as they are, and as an array."""
+    parts = begun(run)
+    data, rows = torch.arange(12.0).reshape(4, 3), np.arange(12.0).reshape(4, 3)
+    memory: deque[Any] = deque(maxlen=3)
+    for step in run.steps():
+        stepped(run, parts, 0.01 * sum(row.sum() for pair in memory for row in pair))
+        if step >= LATE:
+            memory.append((data[step % 4], rows[1:, step % 3]))
+            data *= 1.1
+            rows -= 1
+
+
+@pytest.mark.parametrize("function", [viewing, replaying])
+def test_views_of_a_local_variables_tensor_are_in_the_state(function: Callable[[Run], None]) -> None:
+    assert_forks_continue(function)
+
+
 def forgetting(run: Run) -> None:
     parts = begun(run)
     extra = 1.0
@@ -167,7 +186,6 @@ REFUSED: dict[Callable[[Run], None], str] = {
     by_an_iterator_of_the_users: r"local variable self\.count",
     counted_around: "local variable enumerate",
     generating: "local variable numbers",
-    viewing: "local variable (last|weights)",
     forgetting: "local variable extra, .* it was 1.0 where .* and is nothing",
     choosing_code: "local variable add",
     mapping: "local variable mapped",

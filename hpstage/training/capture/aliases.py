@@ -59,6 +59,15 @@ class Places:
         self.written: list[tuple[int, Any]] = []
         """New memory shared by several values: padding to leave before it for alignment, and its bytes."""
 
+    def admit(self, local: Survey, now: Survey) -> None:
+        """From now on, locate values in the memory of these, too, of those that are still in it."""
+        blocks = [
+            (*_block(record.obj, record.content.storage), record.path)
+            for record in local
+            if _is_plain(record) and record.obj in now and not _is_new(now.records[id(record.obj)], local)
+        ]
+        self._old = _Blocks([*self._old.blocks, *blocks])
+
     def of(self, obj: Any) -> tuple[Any, ...] | None:
         """Return where ``obj`` is as a plain value, or ``None`` if it shares no memory.
 
@@ -183,16 +192,16 @@ class _Blocks:
     """Blocks of memory, each with an associated object."""
 
     def __init__(self, blocks: list[tuple[int, int, Any]]) -> None:
-        self._blocks: list[tuple[int, int, Any]] = []
+        self.blocks: list[tuple[int, int, Any]] = []
         for block in sorted(blocks, key=lambda block: (block[0], -block[1])):
-            if block[1] > block[0] and (not self._blocks or block[1] > self._blocks[-1][1]):
-                self._blocks.append(block)
-        self._starts = [start for start, _, _ in self._blocks]
+            if block[1] > block[0] and (not self.blocks or block[1] > self.blocks[-1][1]):
+                self.blocks.append(block)
+        self._starts = [start for start, _, _ in self.blocks]
 
     def holding(self, extent: Extent) -> tuple[int, int, Any] | None:
         index = bisect.bisect_right(self._starts, extent[0]) - 1
-        if index >= 0 and extent[1] <= self._blocks[index][1]:
-            return self._blocks[index]
+        if index >= 0 and extent[1] <= self.blocks[index][1]:
+            return self.blocks[index]
         return None
 
 

@@ -103,11 +103,13 @@ class Encoder:
         for record in self._now:
             if record.kind.name == "values" and record.obj not in self._base and held(record.obj):
                 before, now = local.records.get(id(record.obj)), record.content
-                if before is None or not now.same_memory(before.content) or now.form != before.content.form:
+                same = before is not None and now.same_memory(before.content) and now.form == before.content.form
+                if not same and (before is not None or self.is_new(record.obj)):
                     raise StateError(
                         f"{record.path} has its memory in common with a tensor or array of a local variable, and no "
                         f"state can hold both: keep a copy; {excluding(record.path)}"
                     )
+        self._places.admit(local, self._now)
 
     def is_new(self, value: object) -> bool:
         """Return whether an object has been written out."""
