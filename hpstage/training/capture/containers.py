@@ -195,8 +195,8 @@ class Members(frozenset[Any]):
 
     order: tuple[Any, ...]
     layout: Layout | None
-    """Of a set that can change and holds numbers: decides the order of what it will hold. Of an empty one, what it has
-    held is not looked at, only what it has given: `repr()` of each dataclass adds itself to one, and takes itself out."""
+    """Of a set that can change and holds numbers: decides the order of what it will hold. Of an empty one, only where
+    `pop()` looks next, not what it has held: `repr()` of each dataclass adds itself to one, and takes itself out."""
 
     @staticmethod
     def of(items: Iterable[Any]) -> Members:

@@ -14,7 +14,6 @@ from hpstage.training.capture.stateless import excluding
 from hpstage.training.code.attributes import dict_of
 from hpstage.training.code.owner import of_user
 
-
 OF_PROCESS = "of the process"
 """What counts as the state of such a generator."""
 

@@ -361,7 +361,7 @@ def _(kept: Any, self: Odd) -> float:
 
 
 class Named:
-    hp = [0]
+    hp: typing.ClassVar[list[int]] = [0]
 
 
 @odd("a list of a class in an attribute that is hp")
