@@ -40,7 +40,7 @@ def test_an_evaluation_between_two_steps_is_no_difference() -> None:
     assert portrait_of(trainable) == before
 
 
-def test_a_fork_draws_what_the_trial_draws_alone() -> None:
+def test_a_fork_draws_what_training_straight_through_draws() -> None:
     expected = outcome(advance(fresh(Drawing()), 0, STEPS))
     first: Any = advance(fresh(Drawing()), 0, FORK)
     first.evaluate()
