@@ -108,7 +108,7 @@ def creatable(base: Survey, module: str, qualname: str) -> type | None:
 def _is_among_met(base: Survey, kind: type) -> bool:
     """Return whether a library's class is of a package of which training begins with objects, whose attributes a state
     holds as well (``Subset`` next to ``TensorDataset``), and is called for a new instance each time: no singleton."""
-    plain = type(kind) in (type, abc.ABCMeta) and kind.__new__ is object.__new__
+    plain = type(kind) in (type, abc.ABCMeta) and not any("__new__" in vars(part) for part in kind.__mro__[:-1])
     return plain and kind_of_type(kind) is INSTANCE and package_of(kind) in base.packages
 
 

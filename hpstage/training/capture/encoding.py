@@ -79,6 +79,7 @@ class Encoder:
         self._now = now
         self._but = but
         self._new: dict[int, tuple[object, int]] = {}
+        self._answered = False
         self._local = Survey()
         self._places = Places(base, now)
         self._views = Views(now)
@@ -157,6 +158,31 @@ class Encoder:
         if kind == "registrations":
             raise registered.refusal(record.content, content)
         raise unmoving(record)
+
+    def leave(self, changed: dict[str, Plain], answered: list[Record]) -> None:
+        """Leave the attributes and items that hold these objects as their owner will set them, who accounts for them,
+        since it may make them again: an iterator at another position. So with what training has made for it."""
+        objects = {id(record.obj) for record in answered}
+        for record in self._base if objects or self._answered else ():
+            present = self._now.records.get(id(record.obj))
+            if present is None or record.kind.name not in ("attributes", "mapping") or not self._but(record.path):
+                continue
+            before, items = (
+                one if record.kind.name == "attributes" else one[0] for one in (record.content, present.content)
+            )
+            names = {name for name, item in items.items() if id(item) in objects}
+            known = changed.get(record.path)
+            if is_answered(known) or not (names or known):
+                continue
+            kind, pairs, rest = known or self.content(record, present.content)
+            pairs = [(key, ANSWERED if type(key) is str and key in names else plain) for key, plain in pairs]
+            changed[record.path] = kind, pairs, rest
+            for key, plain in pairs:
+                former = (
+                    self._base.records.get(id(before.get(key))) if type(key) is str and is_answered(plain) else None
+                )
+                if former is not None and former.kind.name == "iterator":
+                    changed.setdefault(former.path, ANSWERED)  # the same, whether or not a fork has made it again
 
     def value(self, path: str, value: Any) -> Plain:
         """Encode a value within a content."""
@@ -437,7 +463,7 @@ class Encoder:
                 if type(key) is str and before.get(key, MISSING) is item:
                     plain = ("same",)
                 elif self._but(inner):
-                    plain = ANSWERED
+                    plain, self._answered = ANSWERED, True
                 else:
                     raise
             pairs.append((self.value(f"{path}.key({index})", key), plain))

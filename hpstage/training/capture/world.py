@@ -206,6 +206,7 @@ class World:
         values: dict[str, Any] = {}
         changed: dict[str, Any] = {}
         refused: list[str] = []
+        answered: list[Record] = []
         reached = now.joined(local)
         with plainly():
             encoder = Encoder(base, reached, but)
@@ -245,8 +246,10 @@ class World:
                     if not but(record.path):
                         refused.append(str(error))
                     changed[record.path] = ANSWERED
+                    answered.append(record)
             if refused:
                 raise StateError(joined(refused))
+            encoder.leave(changed, answered)
             own = {} if self._entered is None else self._entered.capture(variables, now, local, encoder)
         return {"values": values, "changed": changed, "memory": encoder.memory} | ({"locals": own} if own else {})
 
