@@ -35,6 +35,7 @@ from hpstage.training.capture.allowed import (
 from hpstage.training.capture.atoms import parts_of
 from hpstage.training.capture.containers import Members
 from hpstage.training.capture.derived import optimizer_counted_by, weights_among
+from hpstage.training.capture.dtypes import described_wholly, description
 from hpstage.training.capture.generators import Generators
 from hpstage.training.capture.kind import SMALLEST_ADDRESS, is_atom, items_of, numpy, same_value, torch
 from hpstage.training.capture.kinds import RANDOM_STATE, kind_of
@@ -268,7 +269,7 @@ class Encoder:
             return "numpy time", value.dtype.str, int(value.astype("i8"))
         if leaves.numpy_scalar(value) is not None:
             return value
-        if isinstance(value, arrays.dtype) and (described := _described_wholly(value)) is not None:
+        if isinstance(value, arrays.dtype) and (described := described_wholly(value)) is not None:
             return "numpy dtype", described
         if isinstance(value, types.MethodDescriptorType | types.WrapperDescriptorType):
             return "descriptor", self.value(path, value.__objclass__), value.__name__
@@ -324,7 +325,7 @@ class Encoder:
             return self._array(path, number, value)
         if jax_arrays.is_array(value):
             return "jax array", number, value
-        if kind is arrays.memmap and (where := where_map_is(value)) and (form := _description(value.dtype)):
+        if kind is arrays.memmap and (where := where_map_is(value)) and (form := description(value.dtype)):
             return "map", number, *where, form, list(value.shape)
         if kind in (io.BufferedReader, io.FileIO) and (where := where_file_is(value)):
             return "opened", number, *where
@@ -412,10 +413,10 @@ class Encoder:
                 raise unstorable(path, value)
             order = "F" if value.flags.f_contiguous or sum(size > 1 for size in value.shape) < 2 else "C"
             return "objects", number, self._list(path, value.flat), list(value.shape), order, value.flags.writeable
-        description = _description(value.dtype)
-        if description is None:
+        described = description(value.dtype)
+        if described is None:
             raise unstorable(path, value)
-        form = description, list(value.shape)
+        form = described, list(value.shape)
         place = self._places.of(value)
         if place is not None:
             base = self._base.path_of(value.base)
@@ -490,22 +491,3 @@ def is_answered(plain: Plain) -> bool:
 
 def _device(value: Any) -> str:
     return "" if getattr(value, "device", None) is None else device_of(value)
-
-
-def _described_wholly(dtype: Any) -> Plain | None:
-    """Return the description of a dtype, ``None`` if it says less than the dtype (metadata, alignment)."""
-    described = _description(dtype)
-    if described is None or numpy().lib.format.drop_metadata(dtype) is not dtype:
-        return None
-    again = numpy().lib.format.descr_to_dtype(described if isinstance(described, str) else [*map(tuple, described)])
-    return described if again == dtype and repr(again) == repr(dtype) else None
-
-
-def _description(dtype: Any) -> Plain | None:
-    """Return the description of a dtype, ``None`` if it has none: fields that overlap, or are in another order.
-    Metadata are left out."""
-    try:
-        described = numpy().lib.format.dtype_to_descr(numpy().lib.format.drop_metadata(dtype))
-    except ValueError:
-        return None
-    return described if isinstance(described, str) else [list(field) for field in described]
