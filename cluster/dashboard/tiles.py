@@ -78,7 +78,8 @@ def _speedup(shown: Shown) -> Tile | None:
     saved = shown.seconds_saved
     details = [
         f"{totals.steps_unique:,} unique of {totals.steps_asked:,}" if shared else f"{totals.steps_asked:,} steps",
-        f"{totals.steps_trained:,} steps trained, {count_of(totals.stages_done, 'stage')} done",
+        f"{totals.steps_trained:,} steps trained",
+        f"{count_of(totals.stages_done, 'stage')} done",
         *([f"{duration(saved)} of worker time saved"] if totals.answers and saved > 0 else []),
     ]
     return Tile("speed-up", f"{rate(totals.merge_rate)}×" if shared else "nothing shared yet", tuple(details))
