@@ -17,6 +17,7 @@ COUNTS = {
     "cluster.dashboard.figures": "workers of Dask's",
     "cli.copy": "logs that were copied",
     "cli.export": "rows that were written",
+    "cli.gc": "bytes that lie on a storage",
     "cli.run": "trials of Optuna's study",
     "cli.status": "whether there are more trials than requested",
     "cli.tree": "branches on the screen",
