@@ -104,10 +104,12 @@ _SHORT = ("tests/store/", "tests/unit/")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip the tests marked ``ci`` that a slow machine has no time for: see ``.ci/run``."""
+    """Skip the tests marked ``ci`` that a slow machine has no time for: see ``.ci/run``. Ctrl-C is as Python has it."""
     until = os.environ.get("HPSTAGE_TESTS_UNTIL")
     if until is not None and time.time() > float(until) and item.get_closest_marker("ci"):
         pytest.skip("the time for tests marked ci is over on this machine: pytest -m ci runs all of them")
+    # dask_jobqueue, which a test before may have imported, makes Ctrl-C raise SystemExit.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
