@@ -361,9 +361,8 @@ class TrainerTrainable(TorchTrainable):
         ordering = {field: hp.get(field, self.arguments.value(field)) for field in USUAL}
         if name in FIXED and orders_itself(self._kind, ordering):
             return (
-                f"{self._kind.__name__} orders samples itself, by a loader that it makes when a trial begins. Branch "
-                f"at step 0, at=0, or leave train_sampling_strategy, dataloader_drop_last and its loader as they are "
-                f"by default, and branch that"
+                f"{self._kind.__name__} orders samples itself, by a loader that it makes when a trial begins, unless "
+                f"train_sampling_strategy, dataloader_drop_last and its loader are as they are by default"
             )
         if self._weighs(name) or self.arguments.is_live(name):
             return ""
