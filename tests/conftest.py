@@ -66,6 +66,11 @@ def pytest_configure(config: pytest.Config) -> None:
             compileall.compile_dir(Path(__file__).parent.parent / folder, quiet=2)
 
 
+def pytest_report_header() -> str | None:
+    share = os.environ.get("HPSTAGE_CI_SHARE")
+    return None if share is None else f"share of the tests marked ci: {share}; .ci/run --all has all of them"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of the cases of a test that is marked ``one_in(n)`` the first, the n+1-th and so on are in the default suite; the
     others are slow, and so many that they find the same again. Of a file that is marked ``sampled(n)`` every n-th test
@@ -96,11 +101,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)
         if item.nodeid.startswith("notebooks/"):
             item.add_marker(pytest.mark.ci)
+    _leave_out_other_shares(config, items)
     # Files of short tests last, so that no processor is left idle at the end.
     items.sort(key=lambda item: item.nodeid.startswith(_SHORT))
 
 
 _SHORT = ("tests/store/", "tests/unit/")
+
+
+def _leave_out_other_shares(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the tests marked ``ci`` keep the share ``k/n`` in HPSTAGE_CI_SHARE: every n-th from the k-th, k from 0."""
+    k, _, n = os.environ.get("HPSTAGE_CI_SHARE", "0/1").partition("/")
+    marked = [item for item in items if item.get_closest_marker("ci") and not item.get_closest_marker("slow")]
+    others = {id(item) for number, item in enumerate(marked) if number % int(n) != int(k)}
+    if others:
+        config.hook.pytest_deselected(items=[item for item in items if id(item) in others])
+        items[:] = [item for item in items if id(item) not in others]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -6,14 +6,16 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from datetime import date
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 import hpstage
+from tests.conftest import _leave_out_other_shares
 from tests.repository.test_rooms import ROOT
 
 KINDS = ["Added", "Changed", "Fixed", "Removed"]
@@ -52,6 +54,25 @@ def test_ci_runs_its_script_on_every_python_from_the_oldest_to_3_14() -> None:
     assert job["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13", "3.14"]
     assert PROJECT["requires-python"] == ">=3.11"
     assert {"run": ".ci/run"} in job["steps"]
+    nightly: dict[str, Any] = yaml.safe_load((GITHUB / "workflows" / "nightly.yml").read_text())["jobs"]["test"]
+    assert nightly["strategy"] == job["strategy"]
+    assert {"run": ".ci/run --all"} in nightly["steps"]
+
+
+def test_the_shares_of_ci_have_each_test_marked_ci_once_and_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = [{"ci"} if number % 3 else {"ci", "slow"} if number % 2 else set() for number in range(60)]
+    tests: list[Any] = [SimpleNamespace(get_closest_marker={mark: mark for mark in of}.get) for of in marks]
+    deselected: list[list[Any]] = []
+    hook = SimpleNamespace(pytest_deselected=lambda items: deselected.append(items))
+    kept = []
+    for k in range(5):
+        monkeypatch.setenv("HPSTAGE_CI_SHARE", f"{k}/5")
+        kept.append(list(tests))
+        _leave_out_other_shares(SimpleNamespace(hook=hook), kept[-1])
+        assert sorted(map(id, kept[-1] + deselected[-1])) == sorted(map(id, tests))
+    times = Counter(id(test) for share in kept for test in share)
+    assert [times[id(test)] for test in tests] == [1 if of == {"ci"} else 5 for of in marks]
+    assert len({len(share) for share in kept}) == 1
 
 
 @pytest.mark.parametrize(
