@@ -226,7 +226,7 @@ def test_names_of_users_are_data_everywhere(book: Book, show: Callable[..., Tree
     assert tree.page.locator("img[src=x]").count() == 0
 
 
-def test_a_square_folds_and_unfolds_what_is_below_it(book: Book, show: Callable[..., Tree]) -> None:
+def test_a_square_folds_and_unfolds_the_branches_below_it(book: Book, show: Callable[..., Tree]) -> None:
     tree = show(book)
     rows = tree.ask("tree.size().rows")
     [root] = [i for i in tree.ask("tree.shown()") if tree.ask(f"tree.about({i}).parent") == -1]

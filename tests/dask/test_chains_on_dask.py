@@ -102,7 +102,7 @@ def _fall_over() -> None:
 
 
 @pytest.mark.ci
-def test_a_failure_of_our_own_code_on_a_worker_is_raised_and_not_silent(open_executor: Open) -> None:
+def test_a_failure_of_hpstages_code_on_a_worker_is_raised_and_not_silent(open_executor: Open) -> None:
     executor = open_executor()
     worker = workers(executor)[0]
     executor.use(Unloadable())  # type: ignore[arg-type]

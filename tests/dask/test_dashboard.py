@@ -155,7 +155,7 @@ def test_the_figures_are_those_of_the_result() -> None:
     }
 
 
-def test_what_it_saves_is_about_what_the_result_says() -> None:
+def test_the_saving_shown_is_close_to_the_one_of_the_result() -> None:
     result, journal = searched(trainable=Steady(None, 0.001))
     view, study = shown(board_of(journal))
     # Seconds per step are estimated as results come, there at the end.
@@ -287,7 +287,7 @@ def test_tiles_never_show_negative_figures() -> None:
     assert said[0][:2] == ["0 of 12", "12 queued"] and "12 of 12" in said[-1]
 
 
-def test_tiles_say_what_figures_rest_on() -> None:
+def test_tiles_name_the_numbers_behind_their_figures() -> None:
     result, journal = searched()
     one = board_of(journal).studies()[0]
     found = {tile.title: tile for tile in tiles(one)}
@@ -429,7 +429,7 @@ def test_the_best_trials_are_counted_once_there_are_any() -> None:
     assert titles[0] == "Metric" and titles[-1].startswith("Best ") and "Best 0 trials" not in titles
 
 
-def test_names_of_users_are_no_html() -> None:
+def test_names_given_by_users_are_escaped_in_html() -> None:
     journal = MemoryJournal()
     study = optuna.create_study(study_name="<script>alert(1)</script>", sampler=optuna.samplers.RandomSampler(seed=1))
 

@@ -191,7 +191,7 @@ def test_preload_together_with_a_running_fork_server_is_refused() -> None:
 
 @pytest.mark.ci
 @pytest.mark.usefixtures("nothing_ahead")
-def test_a_server_that_is_killed_costs_what_its_forks_had_not_kept_and_others_are_spawned(tmp_path: Path) -> None:
+def test_a_killed_server_loses_only_unsaved_work_of_its_forks_and_is_replaced(tmp_path: Path) -> None:
     with hpstage.local_cluster(2, gpus=0) as cluster:
         server = cluster._fork_server._process.pid
         result = searched(Killing(server, tmp_path / "killed"), executor=cluster, store=tmp_path / "store")

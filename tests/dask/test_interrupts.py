@@ -324,7 +324,7 @@ def test_handlers_of_the_users_own_stay(number: signal.Signals, own: Callable[..
         signal.signal(number, before)
 
 
-def test_the_handlers_are_put_back() -> None:
+def test_the_signal_handlers_are_restored() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with Interruption():
         pass

@@ -99,7 +99,7 @@ def test_workers_share_a_gpu_and_know_it(monkeypatch: pytest.MonkeyPatch, tmp_pa
         assert seen(cluster, tmp_path) == [(3, 2), (3, 2)]
 
 
-def test_a_number_of_workers_per_gpu_needs_a_gpu_and_a_cluster_of_our_own(client: Client) -> None:
+def test_a_number_of_workers_per_gpu_needs_a_gpu_and_a_local_cluster(client: Client) -> None:
     with pytest.raises(UsageError, match="2 workers per GPU were requested, but no GPU is used here"):
         DaskExecutor(gpus=0, workers_per_gpu=2).open(Counter(), None)
     with pytest.raises(UsageError, match="hpstage worker --workers-per-gpu"):
@@ -314,7 +314,7 @@ def test_a_service_without_standard_streams_searches(taken: str, tmp_path: Path)
     assert (tmp_path / "found").exists()
 
 
-def test_a_program_from_a_pipe_searches_whatever_is_in_its_search_path_and_which_signals_it_blocks(
+def test_a_program_from_a_pipe_can_search_whatever_its_search_path_and_blocked_signals(
     tmp_path: Path,
 ) -> None:
     start = """

@@ -259,7 +259,7 @@ def test_a_module_that_the_workers_lack_is_named(
         DaskExecutor(client).open(Mine(), None)
 
 
-def test_gpus_that_no_worker_has_are_missed_before_anything_is_trained(client: Client) -> None:
+def test_missing_gpus_are_reported_before_anything_is_trained(client: Client) -> None:
     with pytest.raises(ClusterError, match="2 GPUs were requested, but 0 of 2 workers"):
         DaskExecutor(client, gpus=2).open(Counter(), None)
 

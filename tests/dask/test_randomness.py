@@ -45,7 +45,7 @@ def test_a_step_sees_its_own_random_numbers_whatever_the_worker_draws(
 
 
 @pytest.mark.slow
-def test_a_study_that_draws_is_the_same_twenty_times(
+def test_a_study_whose_training_draws_random_numbers_repeats_in_twenty_runs(
     client: Client, expected: dict[int, Trials], capsys: pytest.CaptureFixture[str]
 ) -> None:
     client.wait_for_workers(2, timeout=300)
@@ -76,7 +76,7 @@ def test_two_studies_on_one_cluster_and_store_do_not_draw_each_others_numbers(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_second_study_may_come_at_any_moment_of_twenty(
+def test_a_second_study_started_at_random_times_changes_nothing_in_twenty_runs(
     busy: Client, expected: dict[int, Trials], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chance = random.Random(0)

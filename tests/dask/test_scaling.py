@@ -112,7 +112,7 @@ def test_a_cluster_that_adapts_grows_and_shrinks_with_the_tree(tmp_path: Path, a
     )
 
 
-def test_what_several_searches_can_use_adds_up_until_they_end() -> None:
+def test_the_demands_of_several_searches_add_up_until_they_end() -> None:
     with a_cluster(0) as cluster, Client(cluster, set_as_default=False) as watching:
         own = cluster.scheduler.adaptive_target
 

@@ -54,7 +54,7 @@ def test_a_worker_that_joins_in_the_middle_of_a_study_is_used_at_once(tmp_path: 
 
 
 @pytest.mark.ci
-def test_what_a_worker_has_trained_that_gets_a_notice_is_not_trained_again(tmp_path: Path) -> None:
+def test_training_of_a_worker_under_notice_is_not_repeated(tmp_path: Path) -> None:
     expected, unique = undisturbed()
     with Processes(tmp_path) as cluster:
         cluster.scheduler()

@@ -115,7 +115,7 @@ def test_a_cluster_that_has_trained_with_a_helper_before_it_was_edited_never_tra
 
 
 @pytest.mark.ci
-def test_a_notebook_that_has_imported_a_helper_before_it_was_edited_is_refused_by_its_name(
+def test_a_helper_module_edited_after_a_notebook_imported_it_is_refused_by_name(
     write: Write, worker: LocalCluster, tmp_path: Path
 ) -> None:
     write("helper.scaled(hp['x'])", 1)

@@ -116,7 +116,7 @@ def test_a_fork_continues_bit_for_bit(case: str) -> None:
     assert outcome(advance(forked, FORK, STEPS)) == straight
 
 
-def test_what_training_has_made_comes_back_on_its_device() -> None:
+def test_objects_made_by_training_are_restored_on_their_device() -> None:
     made = Split()
     trained = advance(fresh(made), 0, FORK)
     before = {name: devices_of(value) for name, value in vars(made).items()}

@@ -82,7 +82,7 @@ def without_times(report: ChainReport) -> Any:
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("at", [None, 0, 3, 4, STEPS - 1])
 @pytest.mark.parametrize("how", ["at once", "kept", "paused", None])
-def test_a_chain_reports_what_it_would_report_if_each_step_waited(
+def test_reading_losses_late_changes_no_report(
     at: int | None, how: Literal["at once", "kept", "paused"] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stops = [None] if how is None else [(step, how) for step in range(STEPS)]

@@ -192,7 +192,7 @@ def test_damaged_checkpoints_cost_their_training_and_nothing_else(site: Site) ->
 
 
 @pytest.mark.slow
-def test_a_frozen_driver_is_taken_over_by_another_and_can_commit_nothing_when_it_thaws(site: Site) -> None:
+def test_a_suspended_driver_is_replaced_by_another_and_can_commit_nothing_when_resumed(site: Site) -> None:
     frozen = Trial(site, "full").start()
     other = Trial(site, "halving", round=frozen.task.round).start()
     assert frozen.driver is not None

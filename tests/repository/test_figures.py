@@ -31,7 +31,7 @@ def test_every_table_of_measured_is_of_the_record_and_readme_has_its_cells() -> 
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_says_what_measured_it_where_and_when(name: str) -> None:
+def test_every_figure_names_its_measurement_place_and_time(name: str) -> None:
     rows: list[dict[str, Any]] = FIGURES[name]["rows"]
     labels = [row["cells"][0] for row in rows]
     assert len(set(labels)) == len(labels), "a row is found by its first cell"

@@ -60,7 +60,7 @@ def test_parts_are_reached_as_attributes_of_the_package():
     assert found == [True, True, 1, True]
 
 
-def test_dir_names_what_is_there_and_loads_nothing():
+def test_dir_lists_the_public_names_and_loads_nothing():
     names, heavy = fresh_interpreter(f"import hpstage\nfound = [dir(hpstage), sorted({HEAVY!r} & set(sys.modules))]")
     assert {"optimize", "schedule", "torch", "InlineExecutor", "Result", "errors", "algos", "cluster"} <= set(names)
     assert names == sorted(set(names))

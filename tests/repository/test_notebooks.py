@@ -47,7 +47,7 @@ def test_outputs_are_committed_in_order_without_complaints_or_traces_of_a_machin
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_defines_nothing_but_what_its_user_would(path: Path) -> None:
+def test_a_notebook_defines_only_a_model_and_a_space(path: Path) -> None:
     """A model and its space; what else could be a function belongs into the package."""
     source = "\n".join("".join(cell["source"]) for cell in code_cells(path))
     assert re.findall(r"^def (\w+)", source, re.MULTILINE) in ([], ["space"])
@@ -56,7 +56,7 @@ def test_a_notebook_defines_nothing_but_what_its_user_would(path: Path) -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_savings_are_those_of_a_first_run_in_the_table_of_today(path: Path) -> None:
+def test_printed_savings_have_todays_rows_and_are_those_of_a_first_run(path: Path) -> None:
     rows = [name for name, _ in search(n_trials=4).savings.rows()]
     for cell in code_cells(path):
         if not "".join(cell["source"]).endswith("print(result.savings)"):

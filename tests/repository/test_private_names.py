@@ -80,7 +80,7 @@ def test_no_class_replaces_a_private_method_of_theirs_elsewhere() -> None:
         ("study.trials", []),
     ],
 )
-def test_the_test_sees_such_uses(line: str, found: list[str]) -> None:
+def test_uses_of_private_names_are_detected(line: str, found: list[str]) -> None:
     assert uses(f"import optuna\n{line}\n") == found
 
 

@@ -171,7 +171,7 @@ def test_an_end_that_only_the_study_knows_is_written_by_the_next_call(tmp_path: 
 
 
 @pytest.mark.parametrize("size", [-1, "", "20 quux", True])
-def test_a_budget_that_is_none_is_refused_before_anything_is_made(tmp_path: Path, size: object) -> None:
+def test_an_invalid_budget_is_refused_before_anything_is_created(tmp_path: Path, size: object) -> None:
     with pytest.raises(UsageError, match="checkpoint_budget"):
         search(tmp_path, checkpoint_budget=size)
     assert not (tmp_path / "plan").exists()
@@ -271,7 +271,7 @@ def test_without_a_budget_what_a_record_names_stays_and_with_zero_only_what_is_n
     assert outcome(longer) == outcome(result)
 
 
-def test_an_interrupted_search_continues_after_everything_unneeded_went(tmp_path: Path, undisturbed) -> None:
+def test_an_interrupted_search_continues_after_gc_removed_all_unneeded_states(tmp_path: Path, undisturbed) -> None:
     finished = 0
 
     def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
@@ -332,7 +332,7 @@ def test_what_dead_writers_left_is_removed_but_not_by_a_dry_run(tmp_path: Path) 
     assert "leftovers of dead writers removed: 1" in gc(tmp_path / "plan").output and not left.exists()
 
 
-def test_states_for_trials_to_come_outlive_a_searchs_budget_and_no_collection_by_hand(tmp_path: Path) -> None:
+def test_states_for_future_trials_are_evicted_by_no_search_but_by_gc(tmp_path: Path) -> None:
     result = hpstage.optimize(
         optuna.create_study(study_name="kept", direction="maximize"),
         Tape(),
@@ -351,7 +351,7 @@ def test_states_for_trials_to_come_outlive_a_searchs_budget_and_no_collection_by
     assert [state.step for state in hpstage.open(tmp_path).plan.kept.values()] == [8], "the best trial's stays"
 
 
-def test_gc_refuses_what_is_no_plan(tmp_path: Path) -> None:
+def test_gc_refuses_a_folder_without_a_plan(tmp_path: Path) -> None:
     assert isinstance(gc(tmp_path).exception, StoreError) and not list(tmp_path.iterdir())
     SQLiteJournal(tmp_path / "plan.sqlite").close()
     assert "not the journal of a search plan" in str(gc(tmp_path).exception)

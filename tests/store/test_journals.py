@@ -83,11 +83,11 @@ def set_ahead(server: RedisServer, prefix: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["Store", "Leases", "Snapshots"])
-def test_the_ports_of_before_mean_a_journal_for_one_version(name: str) -> None:
+def test_deprecated_names_of_the_port_mean_a_journal_for_one_version(name: str) -> None:
     with pytest.warns(DeprecationWarning, match=f"hpstage.store.{name} is deprecated; use Journal"):
         assert getattr(store, name) is Journal
 
 
-def test_the_suite_of_before_is_that_of_a_journal_for_one_version() -> None:
+def test_the_deprecated_contract_suite_is_the_journals_for_one_version() -> None:
     with pytest.warns(DeprecationWarning, match="call it JournalContract"):
         assert testing.StoreContract is JournalContract  # type: ignore[attr-defined]

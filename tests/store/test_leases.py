@@ -83,7 +83,7 @@ def test_the_work_of_a_killed_owner_is_free_after_its_lease(place: Place) -> Non
         assert take_over(store) > token
 
 
-def test_an_owner_that_stood_still_cannot_commit_after_its_heir(place: Place) -> None:
+def test_a_suspended_owner_cannot_commit_after_its_successor(place: Place) -> None:
     with place.start_owner(0.5) as owner, closing(place.open()) as store:
         say(owner, "")
         assert say(owner, "in time\n") == "0"
@@ -95,7 +95,7 @@ def test_an_owner_that_stood_still_cannot_commit_after_its_heir(place: Place) ->
         assert store.read() == [b"in time", b"the heir's"]
 
 
-def test_an_owner_that_stood_still_loses_nothing_when_nobody_came(place: Place) -> None:
+def test_a_suspended_owner_loses_nothing_if_nobody_took_its_lease(place: Place) -> None:
     with place.start_owner(0.05) as owner, closing(place.open()) as store:
         say(owner, "")
         owner.send_signal(signal.SIGSTOP)

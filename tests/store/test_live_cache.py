@@ -110,7 +110,7 @@ def test_a_key_that_is_kept_is_not_counted_twice() -> None:
 # --- what is needed next ----------------------------------------------------------------------------------
 
 
-def test_what_is_not_needed_goes_first_and_then_what_is_needed_last() -> None:
+def test_states_not_needed_are_evicted_first_and_then_the_one_needed_last() -> None:
     cache = LiveCache(3 * SIZE)
     for number, key in enumerate((A, B, C), 1):
         cache.put(key, state(number))
@@ -122,7 +122,7 @@ def test_what_is_not_needed_goes_first_and_then_what_is_needed_last() -> None:
     assert kept(cache) == [1, 2, 3], "D is needed after the others"
 
 
-def test_what_is_fetched_takes_the_place_of_what_is_not_needed_or_needed_later_and_of_nothing_else() -> None:
+def test_a_fetched_state_replaces_only_states_that_are_not_needed_or_needed_later() -> None:
     cache = LiveCache(2 * SIZE)
     cache.put(A, state(1))
     cache.put(B, state(2))
@@ -138,7 +138,7 @@ def test_what_is_fetched_takes_the_place_of_what_is_not_needed_or_needed_later_a
     assert cache.nbytes == 2 * SIZE
 
 
-def test_no_memory_for_the_next_copy_takes_the_place_of_what_is_needed() -> None:
+def test_memory_for_the_next_copy_never_replaces_a_needed_state() -> None:
     cache = LiveCache(2 * SIZE)
     cache.put(A, state(1))
     cache.put(B, state(2))
@@ -158,7 +158,7 @@ def kept(cache: LiveCache) -> list[float]:
     return [found["w"][0] for found in map(cache.get, (A, B, C, D)) if isinstance(found, dict)]
 
 
-def test_a_copy_that_is_made_in_prepared_memory_is_one_of_its_own() -> None:
+def test_a_copy_in_prepared_memory_is_independent_of_other_copies() -> None:
     cache = LiveCache(4 * SIZE)
     first, _ = cache.copy(A, flat(1), SIZE)
     cache.prepare(first, SIZE)
@@ -183,7 +183,7 @@ def test_memory_for_the_next_copy_is_within_the_budget_and_given_up_for_others()
     assert cache.nbytes == SIZE + nbytes(state(4, 1500))
 
 
-def test_what_the_cache_is_too_small_for_is_copied_into_the_memory_of_the_one_before() -> None:
+def test_a_state_too_large_for_the_cache_reuses_the_memory_of_the_previous_copy() -> None:
     cache = LiveCache(SIZE - 1)
     first, _ = cache.copy(A, flat(1), SIZE)
     cache.prepare(first, SIZE)
@@ -193,7 +193,7 @@ def test_what_the_cache_is_too_small_for_is_copied_into_the_memory_of_the_one_be
     assert (len(cache), cache.nbytes) == (0, 0)
 
 
-def test_a_key_that_is_kept_is_copied_as_it_is_now() -> None:
+def test_copying_a_cached_key_copies_the_given_state() -> None:
     cache = LiveCache()
     cache.put(A, state(1))
     copy, _ = cache.copy(A, flat(2), SIZE)
@@ -260,7 +260,7 @@ def found_in(cache: LiveCache, key: StateKey) -> dict[str, torch.Tensor]:
 OWN = nbytes(tuned(0)) - FROZEN.nbytes
 
 
-def test_states_share_what_has_not_changed_since_the_last_one_and_it_counts_once() -> None:
+def test_states_share_unchanged_leaves_which_count_once() -> None:
     cache = LiveCache()
     for number, key in enumerate((A, B, C)):
         cache.put(key, tuned(number))
@@ -269,7 +269,7 @@ def test_states_share_what_has_not_changed_since_the_last_one_and_it_counts_once
     assert cache.nbytes == 3 * OWN + FROZEN.nbytes
 
 
-def test_a_budget_holds_more_states_that_share_and_frees_what_no_state_has_any_more() -> None:
+def test_a_budget_holds_more_states_that_share_leaves_and_frees_unused_leaves() -> None:
     cache = LiveCache(FROZEN.nbytes + 2 * OWN)
     for number, key in enumerate((A, B, C)):
         cache.put(key, tuned(number))
@@ -282,7 +282,7 @@ def test_a_budget_holds_more_states_that_share_and_frees_what_no_state_has_any_m
 @pytest.mark.parametrize(
     "write", [lambda t: t.data.add_(1), lambda t: t.numpy().fill(1), lambda t: t.view(-1)[:1].fill_(9)]
 )
-def test_a_write_that_tensors_do_not_count_is_a_change(write: Callable[[torch.Tensor], object]) -> None:
+def test_a_write_that_leaves_a_tensors_version_unchanged_is_detected(write: Callable[[torch.Tensor], object]) -> None:
     cache, live = LiveCache(), tuned(0)
     cache.put(A, live)
     write(live["frozen"])
@@ -291,7 +291,7 @@ def test_a_write_that_tensors_do_not_count_is_a_change(write: Callable[[torch.Te
     assert torch.equal(found_in(cache, B)["frozen"], live["frozen"])
 
 
-def test_bits_count_not_values() -> None:
+def test_states_share_leaves_with_equal_bits_not_equal_values() -> None:
     cache = LiveCache()
     nan = torch.full((5_000,), float("nan"))
     cache.put(A, {"x": nan, "zero": torch.zeros(5_000)})
@@ -336,7 +336,7 @@ def test_what_states_share_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> No
     ]
 
 
-def test_memory_that_becomes_that_of_the_next_copy_is_no_other_state_s() -> None:
+def test_memory_reused_for_the_next_copy_belongs_to_no_cached_state() -> None:
     cache = LiveCache(nbytes(tuned(0)))
     cache.put(A, tuned(0))
     big = {**tuned(1), "more": torch.zeros(50_000)}
@@ -413,7 +413,7 @@ def test_states_evicted_from_the_device_move_to_the_host_and_those_evicted_from_
     assert (values(cache), mover.moved, cache.nbytes) == ([2, 3, 4], 2, 3 * LARGE)
 
 
-def test_what_is_needed_next_leaves_the_device_last_and_the_host_last() -> None:
+def test_the_state_needed_next_is_evicted_last_from_device_and_host() -> None:
     cache = LiveCache(LARGE, LARGE, mover=Stands())
     cache.put(A, on_device(1))
     cache.expect([A])
@@ -430,7 +430,7 @@ def test_a_state_of_the_host_takes_nothing_of_the_device() -> None:
     assert values(cache) == [1, 3, 4]
 
 
-def test_a_copy_to_be_written_is_complete_once_it_was_waited_for_and_on_the_host() -> None:
+def test_a_copy_to_be_written_is_on_the_host_and_complete_once_it_was_waited_for() -> None:
     mover = Stands()
     cache = LiveCache(LARGE, LARGE, mover=mover)
     live = on_device(1)
@@ -460,7 +460,7 @@ def test_states_on_a_device_take_only_what_training_leaves_and_are_then_not_copi
     assert D not in cache and isinstance(copy, dict) and copy["w"][0] == 4
 
 
-def test_where_a_device_has_no_memory_left_states_leave_it_for_good() -> None:
+def test_no_state_is_kept_on_a_device_that_has_run_out_of_memory() -> None:
     mover = Stands()
     cache = LiveCache(4 * LARGE, 4 * LARGE, mover=mover)
     cache.put(A, on_device(1))
@@ -499,7 +499,7 @@ class Memory(HostMemory):
         return self.room
 
 
-def test_where_memory_is_short_states_go_and_none_are_kept() -> None:
+def test_scarce_memory_evicts_states_and_keeps_no_new_ones() -> None:
     memory = Memory(1)
     cache = LiveCache(memory=memory)
     cache.put(A, state(1))
@@ -517,7 +517,7 @@ def test_where_memory_is_short_states_go_and_none_are_kept() -> None:
     assert B in cache
 
 
-def test_a_state_elsewhere_counts_where_the_budget_does_not_hold_two() -> None:
+def test_a_reserved_state_counts_towards_the_budget() -> None:
     for states, room in ((1.5, False), (2.5, True)):
         cache = LiveCache(int(states * SIZE))
         cache.put(A, state(0))

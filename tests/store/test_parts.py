@@ -114,7 +114,7 @@ TestStores = Stores.TestCase
 TestStores.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 
 
-def test_what_most_states_have_in_common_takes_its_bytes_once(tmp_path: Path) -> None:
+def test_leaves_that_most_states_share_are_stored_once(tmp_path: Path) -> None:
     stores = [FolderCheckpoints(tmp_path, "w") for _ in range(3)]
     for store in stores:
         store.meet({"frozen": LARGE[0], "trained": LARGE[1]})

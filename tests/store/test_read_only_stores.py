@@ -83,7 +83,7 @@ def test_open_shows_a_finished_store_and_loads_its_states(finished: Path, unpriv
         assert best.state()["score"] > 0
 
 
-def test_a_reader_sees_what_is_written_after_it_has_begun(open_folder: Path, unprivileged: Unprivileged) -> None:
+def test_a_reader_sees_records_written_after_it_began(open_folder: Path, unprivileged: Unprivileged) -> None:
     path = open_folder / "store" / "plan.sqlite"
     with closing(SQLiteJournal(path)) as journal:
         journal.append([b"one"])

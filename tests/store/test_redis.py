@@ -92,7 +92,7 @@ def test_kill_9_of_the_server_amid_three_writers_loses_nothing_acknowledged_and_
         check_writers(journal.read(), positions)
 
 
-def test_an_append_to_a_server_that_stands_still_is_applied_once_when_it_continues(
+def test_an_append_to_a_stopped_server_is_applied_once_when_it_continues(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_server_module, "SOCKET_TIMEOUT", 0.1)
@@ -125,7 +125,7 @@ def test_an_append_that_was_given_up_is_not_applied_after_the_next(
         assert journal._server.run(redis_scripts.APPEND, journal._keys, late) == [b"late"]
 
 
-def test_readers_and_leases_ride_through_a_restart(redis_server: RedisServer) -> None:
+def test_readers_and_leases_survive_a_restart(redis_server: RedisServer) -> None:
     with closing(RedisJournal(redis_server.url)) as journal, ThreadPoolExecutor(1) as pool:
         journal.append([b"a"])
         token = journal.acquire("node", "me", 100)
@@ -153,7 +153,7 @@ def test_a_server_that_stays_away_is_named_with_the_remedy_and_the_handle_works_
         assert journal.append([b"b"]) == 0
 
 
-def test_a_server_that_is_away_for_longer_is_waited_for_aloud_once_and_greeted_when_it_is_back(
+def test_a_long_outage_of_the_server_and_its_end_are_logged_once(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_server_module, "SILENCE", 0.1)
@@ -170,7 +170,7 @@ def test_a_server_that_is_away_for_longer_is_waited_for_aloud_once_and_greeted_w
     assert back.startswith(f"{where} answers again, after ")
 
 
-def test_a_short_absence_of_the_server_is_not_spoken_of(
+def test_a_short_outage_of_the_server_is_not_logged(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with closing(RedisJournal(redis_server.url)) as journal:
@@ -281,7 +281,7 @@ def test_a_server_that_is_too_old_is_refused(shared_redis: RedisServer, monkeypa
         RedisJournal(shared_redis.url)
 
 
-def test_a_server_that_may_throw_keys_away_is_refused(start_redis: StartRedis) -> None:
+def test_a_server_that_may_evict_keys_is_refused(start_redis: StartRedis) -> None:
     server = start_redis("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
     with pytest.raises(StoreError, match=r"allkeys-lru.*set it to noeviction"):
         RedisJournal(server.url)
@@ -308,7 +308,7 @@ def test_a_database_that_is_not_there_is_named_with_the_remedy(shared_redis: Red
         RedisJournal(f"{shared_redis.url}/99")
 
 
-def test_a_server_that_speaks_something_else_is_named_plainly() -> None:
+def test_a_server_with_another_protocol_is_named_in_the_error() -> None:
     class Web(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             self.request.recv(1000)
@@ -332,7 +332,7 @@ def test_a_record_that_is_no_bytes_is_refused_at_once_and_changes_nothing(shared
 # --- the rest -----------------------------------------------------------------------------------------------
 
 
-def test_prefixes_are_stores_of_their_own(shared_redis: RedisServer) -> None:
+def test_each_prefix_is_a_separate_store(shared_redis: RedisServer) -> None:
     with (
         closing(RedisJournal(shared_redis.url, prefix="one")) as one,
         closing(RedisJournal(shared_redis.url, prefix="two")) as two,
@@ -360,7 +360,7 @@ def test_scripts_that_the_server_has_forgotten_are_sent_again(shared_redis: Redi
         assert journal.append([b"b"]) == 1
 
 
-def test_what_is_remembered_of_a_handle_goes_with_it(shared_redis: RedisServer) -> None:
+def test_a_closed_handle_leaves_nothing_on_the_server(shared_redis: RedisServer) -> None:
     with shared_redis.client() as client:
         with closing(RedisJournal(shared_redis.url, prefix="handles")) as journal:
             for _ in range(10):

@@ -29,7 +29,7 @@ def test_a_server_without_an_append_only_file_is_warned_of(
 
 
 @pytest.mark.parametrize("new_store", [False, True])
-def test_a_server_that_forgot_what_this_handle_has_seen_is_refused(start_redis: StartRedis, new_store: bool) -> None:
+def test_a_server_that_lost_records_seen_by_this_handle_is_refused(start_redis: StartRedis, new_store: bool) -> None:
     server = start_redis("--appendonly", "no")
     with closing(RedisJournal(server.url)) as journal:
         token = journal.acquire("node", "me", 100)
@@ -123,7 +123,7 @@ def test_a_log_that_is_put_back_while_it_is_read_gives_nothing_of_two_histories(
         new.close()
 
 
-def test_tokens_grow_on_when_the_log_fell_back_to_an_earlier_state(redis_server: RedisServer) -> None:
+def test_tokens_keep_growing_after_the_log_fell_back_to_an_earlier_state(redis_server: RedisServer) -> None:
     with closing(RedisJournal(redis_server.url)) as journal, redis_server.client() as client:
         earlier = {key: client.dump(key) for key in client.keys("{hpstage}:*")}
         token = journal.acquire("node", "me", 100)

@@ -240,7 +240,7 @@ def test_a_handle_from_before_a_fork_is_refused_in_the_child(tmp_path: Path) -> 
     assert done.stdout.splitlines() == ["child: StoreError", "parent: 0"], done.stderr
 
 
-def test_a_record_costs_less_in_a_batch_than_by_itself(tmp_path: Path) -> None:
+def test_records_cost_less_in_a_batch_than_one_by_one(tmp_path: Path) -> None:
     record = b'{"type":"StateReached","node":1,"step":100}'
 
     def seconds(batches: list[list[bytes]]) -> float:

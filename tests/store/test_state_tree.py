@@ -214,7 +214,7 @@ def test_nbytes_counts_values_and_structure() -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
-def test_what_cannot_be_captured_exactly_is_refused_with_the_path_to_it(state: object, message: str) -> None:
+def test_values_that_cannot_be_captured_exactly_are_refused_with_their_path(state: object, message: str) -> None:
     for function in (flatten, clone, digest, nbytes):
         with pytest.raises(StateError, match=message):
             function(state)

@@ -131,7 +131,7 @@ def test_a_manifest_that_claims_another_length_is_damage(store: FolderCheckpoint
     refused(store)
 
 
-def test_a_state_that_is_not_that_of_its_manifest_is_damage(store: FolderCheckpoints) -> None:
+def test_a_state_that_does_not_match_its_manifest_is_damage(store: FolderCheckpoints) -> None:
     folder = saved(store)
     seal(folder, msgspec.structs.replace(store.manifest(KEY), digest="0" * 32))
     refused(store)

@@ -39,7 +39,7 @@ class Flaky:
 
 @pytest.mark.parametrize("error", [ConnectionResetError("reset"), TimeoutError(), RuntimeError("a driver's own")])
 @pytest.mark.usefixtures("no_pauses")
-def test_a_connection_that_is_lost_now_and_then_is_ridden_out(
+def test_occasional_losses_of_the_connection_are_retried(
     store: UrlCheckpoints, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     flaky = Flaky(monkeypatch, error, times=1)

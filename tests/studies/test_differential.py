@@ -77,7 +77,7 @@ def test_interrupted_and_resumed_it_is_still_that_study(
 
 
 @pytest.mark.parametrize("pruner", ["median", "threshold", "nop"])
-def test_nan_on_the_way_is_for_the_pruner_to_judge(pruner: str) -> None:
+def test_the_pruner_decides_about_intermediate_nan_as_in_optuna(pruner: str) -> None:
     study = Case("nan", "random", pruner).in_hpstage()
     assert record(study) == record(Case("nan", "random", pruner).in_optuna())
     found = {trial.state for trial in study.trials for value in trial.intermediate_values.values() if isnan(value)}

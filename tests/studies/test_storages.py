@@ -409,7 +409,7 @@ def test_a_grid_is_searched_and_extended_under_every_algorithm(storage: BaseStor
 
 
 @pytest.mark.one_in(2)
-def test_what_a_user_wrote_on_a_trial_is_on_the_one_that_takes_its_place(storage: BaseStorage) -> None:
+def test_user_attributes_of_a_trial_are_copied_to_its_replacement(storage: BaseStorage) -> None:
     def marked(trial: optuna.Trial) -> dict[str, object]:
         if isinstance(trial, optuna.Trial):
             trial.set_user_attr("mine", trial.number)

@@ -55,7 +55,7 @@ def test_a_dict_with_the_same_entries_is_another_one() -> None:
         world.capture()
 
 
-def test_a_dict_that_evaluation_attaches_is_taken_off_again() -> None:
+def test_a_dict_that_evaluation_attaches_is_detached_again() -> None:
     entry, kept = Entry(), {"n": 5}
     own = vars(entry)
     world = begun(entry, kept)

@@ -227,7 +227,7 @@ def test_what_cannot_be_forked_is_refused_by_name(params: dict[str, Any], messag
 
 
 @pytest.mark.parametrize("name", ["bagging_fraction", "max_depth", "max_bin", "min_data_in_leaf"])
-def test_what_cannot_change_between_rounds_is_refused_wherever_it_does(name: str) -> None:
+def test_parameters_that_cannot_change_between_rounds_are_refused_wherever_they_do(name: str) -> None:
     values = {"bagging_fraction": (1.0, 0.5), "max_depth": (2, 4), "max_bin": (63, 15), "min_data_in_leaf": (20, 5)}
     before, after = values[name]
     subject = trainable()

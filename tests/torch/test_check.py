@@ -169,7 +169,7 @@ def test_a_pickle_in_the_state_is_reported_with_a_replacement(children: Children
     assert any("hpstage.pickled" in finding.remedy for finding in report.differences), report
 
 
-def test_a_way_of_one_step_is_no_plural() -> None:
+def test_a_way_of_one_step_is_in_the_singular() -> None:
     assert Way("forked from disk", "equal", 1, 0.5).cells()[2] == "1 step"
 
 
@@ -247,7 +247,7 @@ def test_another_step_backend_is_compared_with_eager_steps(check: Callable[..., 
     assert "compared with eager" not in str(check(Small(), steps=3))
 
 
-def test_a_slip_of_another_step_backend_is_named(children: Children) -> None:
+def test_a_defect_of_another_step_backend_is_named(children: Children) -> None:
     report = hpstage.check(
         Clamps(), lambda trial: {"lr": 0.05}, steps=3, n_forks=1, numerics="stacked", children=children
     )

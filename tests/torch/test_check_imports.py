@@ -57,7 +57,9 @@ def checked(script: Path, name: str) -> dict[str, Any]:
     [("train", "{0}.BASE, {0}.NOISE"), ("Own", "self.start, self.value")],
     ids=["module", "class"],
 )
-def test_what_is_drawn_at_import_is_named_and_the_remedy_mends_it(tmp_path: Path, name: str, variables: str) -> None:
+def test_random_numbers_drawn_at_import_are_named_and_the_remedy_works(
+    tmp_path: Path, name: str, variables: str
+) -> None:
     script = tmp_path / f"drawn_for_{name}.py"
     script.write_text(SCRIPT)
     finding = checked(script, name)["differences"][0]

@@ -236,7 +236,7 @@ class Reading(Small):
 
 
 @pytest.mark.parametrize("data_version", [None, "1"])
-def test_a_data_set_that_hangs_on_a_hyperparameter_is_refused_by_its_name(data_version: str | None) -> None:
+def test_a_data_set_that_depends_on_a_hyperparameter_is_refused_by_its_name(data_version: str | None) -> None:
     reading = Reading()
     reading.data_version = data_version
     with pytest.raises(
@@ -286,7 +286,7 @@ def searched(trainable: object, caplog: pytest.LogCaptureFixture) -> list[tuple[
     return [(record.levelno, record.getMessage()) for record in caplog.records if "data" in record.getMessage()]
 
 
-def test_one_line_says_what_of_the_data_the_identity_rests_on(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_one_line_names_the_parts_of_the_data_in_the_identity(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     np.save(tmp_path / "test.npy", np.zeros(250_000))
     [(level, text)] = searched(ThatDatasetSets(str(tmp_path / "test.npy")), caplog)
     assert level == logging.INFO

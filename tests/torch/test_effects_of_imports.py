@@ -106,7 +106,7 @@ def test_an_edit_of_what_an_import_does_to_a_library_changes_the_key(name: str, 
     assert one != other
 
 
-def test_what_the_package_does_counts_for_its_modules(key: Key) -> None:
+def test_effects_of_a_package_count_for_its_modules(key: Key) -> None:
     one, other = [
         key("pkg.nets", __init____in__pkg=ACTING.format(value=value), nets__in__pkg=TRAINING) for value in "12"
     ]
@@ -139,7 +139,9 @@ SAME = {
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_an_edit_of_what_does_not_train_keeps_the_key(name: str, key: Key, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edit_of_code_that_does_not_train_keeps_the_key(
+    name: str, key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HOME", "")
     acting = {f"acting{value}": ACTING.format(value=value) for value in "12"}
     key("acting1", **{module: text + TRAINING for module, text in acting.items()})

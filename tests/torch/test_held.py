@@ -166,7 +166,7 @@ class Holding(Small):
         self.held = held
 
 
-def test_what_objects_hold_is_found_wherever_they_hold_it() -> None:
+def test_values_that_objects_hold_are_found_wherever_they_are() -> None:
     with ExitStack() as stack:
         ours, theirs = map(stack.enter_context, socket.socketpair())
         reader = stack.enter_context(ours.makefile("rb"))
@@ -315,7 +315,7 @@ def test_a_process_counts_until_it_has_ended() -> None:
     assert held_by(Holding(process)) == ""
 
 
-def test_threads_count_that_run_the_users_code_or_work_that_steps_give() -> None:
+def test_threads_that_run_user_code_or_work_submitted_by_steps_are_found() -> None:
     over = threading.Event()
     mine, librarys, own = (
         threading.Thread(target=over.wait if name else lambda: over.wait(), name=name, daemon=True)

@@ -257,7 +257,7 @@ def closing_over(width: Any) -> Any:
     return train
 
 
-def test_what_a_function_closes_over_counts() -> None:
+def test_variables_that_a_function_closes_over_count() -> None:
     assert code_identity(closing_over(3)) == code_identity(closing_over(3))
     assert code_identity(closing_over(3)) != code_identity(closing_over(4))
     assert code_identity(closing_over(np.arange(3))) != code_identity(closing_over(np.arange(4)))
@@ -389,12 +389,12 @@ def test_reference_workloads_count_as_code_of_the_user_and_the_rest_of_hpstage_d
     assert kind_of(Borrowed(Made(), Made())) is not expected
 
 
-def test_what_lies_with_the_commands_of_an_environment_is_a_librarys() -> None:
+def test_files_in_the_scripts_folder_of_an_environment_belong_to_libraries() -> None:
     """Python finds it there first, for commands such as ``pytest`` and ``hpstage``."""
     assert not is_users_file(os.path.join(sysconfig.get_path("scripts"), "bottle.py"))
 
 
-def test_what_an_installer_has_put_into_any_folder_is_a_librarys(
+def test_files_put_into_any_folder_by_an_installer_belong_to_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for folder in ("installed", "written"):

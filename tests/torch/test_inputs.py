@@ -416,7 +416,7 @@ class Ignored(Tiny):
 
 
 @pytest.mark.parametrize("make", [Stated, Ignored], ids=["a stated version", "stateless"])
-def test_what_the_user_answers_for_is_neither_named_nor_compared(
+def test_inputs_covered_by_a_stated_version_or_stateless_are_neither_named_nor_compared(
     make: Any, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = search(make())
@@ -489,7 +489,7 @@ def test_workers_that_read_different_contents_end_the_search(folder: Path) -> No
 
 
 @pytest.mark.ci
-def test_workers_report_what_they_have_read(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_workers_report_the_files_that_they_have_read(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = search(InEvaluate(), executor=None)
     assert "Training reads data/scale.txt" in caplog.text
     assert search(InEvaluate(), executor=None) == before

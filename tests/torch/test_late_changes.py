@@ -193,7 +193,7 @@ def search(trainable: object, **options: Any) -> tuple[hpstage.Result, list[Fork
         (Buffered(), r"self\.rows"),
     ],
 )
-def test_what_begins_to_change_late_and_is_in_no_state_ends_the_search(subject: Anchored, match: str) -> None:
+def test_an_uncaptured_value_that_starts_changing_late_ends_the_search(subject: Anchored, match: str) -> None:
     with pytest.raises(StateError, match=match):
         search(subject)
 
@@ -211,7 +211,7 @@ def switched(trial: optuna.Trial) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("space", [damped, switched])
-def test_what_matters_only_under_other_values_is_found_where_they_begin(space: Any) -> None:
+def test_an_uncaptured_value_that_matters_only_in_another_regime_is_found_there(space: Any) -> None:
     with pytest.raises(StateError, match=r"self\.momentum"):
         search(Damped(), space=space)
 
@@ -219,7 +219,9 @@ def test_what_matters_only_under_other_values_is_found_where_they_begin(space: A
 @pytest.mark.parametrize(
     ("interval", "subject", "match"), [(LATE + 1, Anchored(), "anchor"), (1, Counting(), "counts")]
 )
-def test_it_is_found_where_each_chain_ends_before_the_next_step(interval: int, subject: Anchored, match: str) -> None:
+def test_an_uncaptured_value_is_found_even_if_each_chain_ends_before_the_next_step(
+    interval: int, subject: Anchored, match: str
+) -> None:
     """Trials of a population wait for each other wherever they are compared."""
 
     def tuned(trial: optuna.Trial) -> dict[str, Any]:
@@ -241,14 +243,14 @@ def test_it_is_found_where_each_chain_ends_before_the_next_step(interval: int, s
 
 
 @pytest.mark.parametrize("subject", [Answering(), Passed(), Temporary(), Ending()])
-def test_what_is_answered_for_named_or_harmless_raises_no_alarm(subject: Anchored) -> None:
+def test_values_that_are_restored_stateless_or_harmless_raise_no_alarm(subject: Anchored) -> None:
     result, verified = search(subject)
     assert all(fact.difference is None for fact in verified)
     alone, _ = search(type(subject)(), sharing=False)
     assert [t.value for t in result.study.trials] == [t.value for t in alone.study.trials]
 
 
-def test_what_is_new_is_verified_once() -> None:
+def test_a_value_that_starts_changing_is_verified_once() -> None:
     _, verified = search(Temporary())
     assert [fact.step for fact in verified] == [2, LATE + 4]
 
@@ -258,7 +260,7 @@ def test_nothing_is_verified_where_verification_is_off() -> None:
     search(Anchored(), verify="off")
 
 
-def test_a_store_that_was_found_inexact_is_built_on_no_more() -> None:
+def test_a_store_that_was_found_inexact_is_refused() -> None:
     """What was kept before it was found is there, and a second call would train on from it."""
     journal = MemoryJournal()
     for match in (r"self\.anchor", r"an earlier call on this store.*self\.anchor.*use a new store"):
@@ -267,7 +269,7 @@ def test_a_store_that_was_found_inexact_is_built_on_no_more() -> None:
     search(Anchored(), store=journal, verify="off")
 
 
-def test_it_is_found_where_a_call_continues_from_what_another_has_kept(tmp_path: Path) -> None:
+def test_an_uncaptured_value_is_found_when_another_call_continues_from_a_saved_state(tmp_path: Path) -> None:
     journal, kept = MemoryJournal(), str(tmp_path)
     search(Anchored(), store=journal, checkpoints=kept, steps=LATE, space=whole)
     with pytest.raises(StateError, match=r"self\.anchor"):

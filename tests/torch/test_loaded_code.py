@@ -210,7 +210,7 @@ def test_modules_that_import_each_other_have_an_identity(write: Write) -> None:
     assert code(write("script", two=texts["two"].replace("return 1", "return 2")).train) != before
 
 
-def test_what_counts_is_what_is_loaded_and_not_what_the_files_say_by_now(write: Write) -> None:
+def test_loaded_code_counts_and_not_the_present_content_of_files(write: Write) -> None:
     script = "import nets\ndef train(run):\n    return nets.other()"
     old = write("script", script=script, nets=NETS, parts=PARTS)
     before = code(old.train)
@@ -460,7 +460,7 @@ LOOKUPS = [
 
 @pytest.mark.parametrize("how", LOOKUPS)
 @pytest.mark.ci_one_in(2)
-def test_all_of_a_module_counts_whose_names_are_looked_up_by_texts(how: str, write: Write) -> None:
+def test_a_module_whose_names_are_looked_up_by_strings_counts_as_a_whole(how: str, write: Write) -> None:
     script = LOOKED_UP.format(how=how)
     before = code(write("script", script=script).Trainable())
     remarked = script.replace("class Small(Base):", "# a comment\n\nclass Small(Base):\n    '''Small.'''")
@@ -508,7 +508,7 @@ def test_code_that_hands_on_the_function_that_imports_has_an_identity(write: Wri
     assert code(write("script", script=script + "('helper')", helper="").train) != before
 
 
-def test_the_package_of_code_counts_that_imports_modules_by_names_that_are_not_written(write: Write) -> None:
+def test_the_package_counts_if_its_code_imports_modules_by_computed_names(write: Write) -> None:
     texts = {
         "pkg____init__": "",
         "pkg__build": "import importlib\ndef train(hp): return importlib.import_module('.' + hp, __package__)",

@@ -59,7 +59,7 @@ def test_a_loader_that_drops_the_last_batch_skips_what_is_left_of_the_epoch() ->
     assert taken(loader, [4, 4], by_epoch=True) == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
 
 
-def test_the_step_that_would_take_them_decides_by_its_batch_size_whether_samples_are_dropped() -> None:
+def test_the_batch_size_of_the_last_step_decides_whether_its_samples_are_dropped() -> None:
     loader = DataLoader(NUMBERS, 4, drop_last=True)
     assert taken(loader, [4, 4, 2, 3]) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [0, 1, 2]]
     assert taken(loader, [7, 4]) == [[0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3]]
@@ -100,7 +100,7 @@ def test_weights_decide_how_often_samples_come() -> None:
     assert len({tuple(epoch) for epoch in epochs}) > 1
 
 
-def test_samplers_of_parts_and_of_more_than_all_keep_their_meaning() -> None:
+def test_samplers_of_fewer_or_more_samples_than_the_data_set_keep_their_meaning() -> None:
     part = taken(DataLoader(NUMBERS, 3, sampler=SubsetRandomSampler([7, 2, 5])), [3] * 4)
     assert all(sorted(epoch) == [2, 5, 7] for epoch in part)
     more = flat(taken(DataLoader(NUMBERS, 25, sampler=RandomSampler(NUMBERS, num_samples=25)), [25]))
@@ -137,7 +137,7 @@ class OwnLoader(DataLoader[Any]):
         (lambda: OwnLoader(NUMBERS, 4), "subclass of DataLoader"),
     ],
 )
-def test_what_would_change_its_meaning_is_refused_by_name(loader: Any, message: str) -> None:
+def test_a_loader_whose_meaning_would_change_is_refused_by_name(loader: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         batches_of(loader(), None, None)
 

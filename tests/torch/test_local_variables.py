@@ -213,7 +213,7 @@ def reading_the_graph(run: Run) -> None:
         stepped(run, parts, loss.detach())
 
 
-def test_a_fork_that_reads_what_no_state_can_hold_fails_by_name() -> None:
+def test_a_fork_that_reads_a_variable_that_no_state_can_hold_fails_with_its_name() -> None:
     """It never trains with another value."""
     first = trained(reading_the_graph, 1)
     state = clone(first.state_dict())

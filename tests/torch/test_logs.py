@@ -105,7 +105,7 @@ def test_the_log_of_each_trial_is_that_of_the_unshared_trial(result: hpstage.Res
     assert hpstage.open(result.store).trial(0).log() == result.trial(0).log()
 
 
-def test_what_is_printed_is_that_of_each_step_once(result: hpstage.Result) -> None:
+def test_the_output_of_each_step_is_printed_once(result: hpstage.Result) -> None:
     for number in range(4):
         trial = result.trial(number)
         rates = [trial.hyperparameters(step)["lr"] for step in range(STEPS)]

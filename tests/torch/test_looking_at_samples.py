@@ -213,7 +213,7 @@ class Moving(Counting):
         return torch.full((1, 8, 8), next(self.numbers)), index % 3
 
 
-def test_what_looking_changes_and_nothing_can_put_back_is_refused_by_its_name_with_a_remedy() -> None:
+def test_a_change_by_looking_that_cannot_be_undone_is_refused_by_name_with_a_remedy() -> None:
     with pytest.raises(StateError, match=r"dataset\.numbers.* changed by looking .* state data_version on Looked"):
         describe(as_trainable(Looked(Moving)))
     describe(as_trainable(Looked(Moving, "1")))

@@ -100,7 +100,7 @@ def test_costs_are_no_part_of_a_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("metric", [["hpstage:seconds", "accuracy"], ["accuracy", "hpstage:hours"]])
-def test_costs_that_come_first_or_that_nobody_measures_are_refused(metric: list[str], tmp_path: Path) -> None:
+def test_costs_that_come_first_or_are_never_measured_are_refused(metric: list[str], tmp_path: Path) -> None:
     with pytest.raises(
         UsageError,
         match=r"the first is one that evaluate\(\) returns, and costs .*"

@@ -48,7 +48,7 @@ def drawn(hp: Mapping[str, Any], position: int, count: int, workers: int = 0) ->
         batches.close()
 
 
-def test_what_is_sampled_is_a_function_of_seed_position_and_the_ratio_of_weights() -> None:
+def test_samples_are_a_function_of_seed_position_and_the_ratio_of_weights() -> None:
     whole = drawn(weighed(0.5, 0.3, 0.2), 0, 9000)
     assert whole[4000:4600] == drawn(weighed(5, 3, 2), 4000, 600)
     assert whole != drawn(weighed(0.5, 0.3, 0.2, seed=4), 0, 9000)

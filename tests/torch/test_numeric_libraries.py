@@ -88,9 +88,7 @@ def search(folder: Path, *words: str, **variables: str) -> list[str]:
 
 
 @pytest.mark.ci
-def test_the_key_and_the_bits_do_not_hang_on_threads_nor_on_what_is_imported_nor_on_the_executor(
-    usual: list[str], tmp_path: Path
-) -> None:
+def test_key_and_bits_do_not_depend_on_threads_imports_or_the_executor(usual: list[str], tmp_path: Path) -> None:
     assert search(tmp_path, "inline", OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1") == usual
     several = {"OPENBLAS_NUM_THREADS": "2"}
     assert search(tmp_path, "inline", "torch", "sklearn.linear_model", "numpy.linalg", **several) == usual

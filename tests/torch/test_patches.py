@@ -103,7 +103,7 @@ def test_what_libraries_do_to_each_other_and_what_trains_nothing_is_no_patch(mon
     assert patches() == before
 
 
-def test_the_type_of_a_pointer_is_no_patch_whoever_asked_for_it_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ctypes_pointer_type_is_no_patch_whichever_module_created_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """ctypes keeps it, and gives it to its own modules that are imported later."""
     wintypes = importlib.import_module("ctypes.wintypes")
     pointer = ctypes.POINTER(type("Point", (ctypes.Structure,), {}))
@@ -134,7 +134,7 @@ def test_what_is_unpacked_has_the_settings_of_the_process_that_has_packed_it() -
         settings.write_all(before)
 
 
-def test_a_setting_that_cannot_be_had_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_that_cannot_be_applied_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_default_dtype(torch.float64)
     packed = pack(Small(), LIBRARIES)
     torch.set_default_dtype(torch.float32)
@@ -172,7 +172,7 @@ class PatchingData(Small):
         return super().dataset()
 
 
-def test_what_making_the_data_patches_counts_from_the_first_search_of_a_process_on() -> None:
+def test_a_patch_made_by_dataset_counts_from_the_first_search_of_a_process() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.nn.functional, "made_with_data", None, raising=False)
         first, second = (describe(as_trainable(PatchingData())).identity for _ in range(2))
@@ -209,7 +209,7 @@ ENTRIES: dict[str, tuple[object, object]] = {
 
 
 @pytest.mark.parametrize("kind", ENTRIES)
-def test_what_is_registered_in_a_table_is_found_and_refused_where_it_is_not(
+def test_an_entry_of_a_librarys_registry_is_found_and_refused_in_processes_without_it(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, entry = ENTRIES[kind]
@@ -240,7 +240,7 @@ def test_models_and_numbers_in_a_table_and_tables_of_caches_are_no_patches(monke
 
 
 @pytest.mark.ci
-def test_modules_that_are_as_they_were_are_not_looked_through_again_and_what_is_put_there_is_found() -> None:
+def test_unchanged_modules_are_not_searched_again_and_new_patches_are_found() -> None:
     assert [*standing()] == [*standing()]
     before = dict(patches_module._clean)
     assert "torch.nn.functional" in before
@@ -265,7 +265,7 @@ wrapper, part, instance = property(function), functools.partial(function, 1), Cl
 
 @pytest.mark.ci
 @pytest.mark.parametrize("kind", ["function", "Class", "wrapper", "part", "instance"])
-def test_what_is_put_there_by_a_module_that_becomes_the_users_later_is_found(
+def test_a_patch_is_found_once_its_module_counts_as_the_users(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another module that comes or goes changes nothing: libraries are not looked through again."""
@@ -288,7 +288,7 @@ def test_what_is_put_there_by_a_module_that_becomes_the_users_later_is_found(
     assert value not in [found for _, found in standing()]
 
 
-def test_an_object_that_comes_to_be_called_is_found() -> None:
+def test_an_object_whose_class_becomes_callable_later_is_found() -> None:
     class Later:
         pass
 
@@ -315,7 +315,7 @@ def test_a_table_that_changes_while_it_is_listed_is_listed_once_more() -> None:
 
 
 @pytest.mark.ci
-def test_what_is_looked_through_ahead_is_passed_by_and_what_is_put_there_afterwards_is_found(
+def test_modules_searched_ahead_are_skipped_and_later_patches_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -360,12 +360,12 @@ class Replacing(Small):
 @pytest.mark.parametrize(
     ("kind", "who"), [(Defaulting, "model"), (Dropping, r"update\(\) or loss"), (Replacing, "evaluate")]
 )
-def test_hyperparameters_that_are_written_to_are_refused_with_what_to_do(kind: type[Small], who: str) -> None:
+def test_hyperparameters_that_are_written_to_are_refused_with_a_remedy(kind: type[Small], who: str) -> None:
     with pytest.raises(UsageError, match=rf"{kind.__name__}\.{who}\(\).* has changed self\.hp from .*dict\(hp\).*get"):
         advance(fresh(kind()), 0, 1).evaluate()
 
 
-def test_what_a_plain_object_does_to_its_values_is_not_the_next_steps() -> None:
+def test_changes_of_values_by_a_plain_object_do_not_reach_the_next_step() -> None:
     seen = []
 
     class Writing(Plain):

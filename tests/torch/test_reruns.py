@@ -193,7 +193,7 @@ def search(trainable: object, store: Path, **options: Any) -> hpstage.Result:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("trainable", [SettingOfLibrary, SettingOfInterpreter, Interrupted, Leaking])
-def test_what_training_leaves_in_the_process_is_found_whatever_it_is(trainable: type, tmp_path: Path) -> None:
+def test_anything_that_training_leaves_in_the_process_is_found(trainable: type, tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"depends on something outside its state.* in a process that had trained"):
         search(trainable(), tmp_path)
 
@@ -252,7 +252,7 @@ def test_what_cannot_be_trained_in_another_process_ends_the_search(tmp_path: Pat
 
 
 @pytest.mark.ci
-def test_a_failure_that_passes_or_lacks_memory_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_temporary_failure_or_a_lack_of_memory_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "hpstage"):
         search(Greedy(), tmp_path)
     assert "could not be trained again in a process that had trained nothing" in caplog.text

@@ -234,7 +234,7 @@ def test_autocast_left_open_between_two_steps_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("make", [Functions, Operators, FakeTensorMode])
-def test_a_mode_that_is_open_before_the_search_is_refused_by_name(make: Any) -> None:
+def test_a_mode_entered_before_the_search_is_refused_by_name(make: Any) -> None:
     trainable: Any = fresh(Small())
     refused = rf"\.{make.__name__}, a mode of torch, is open between two steps"
     with make(), pytest.raises(StateError, match=refused):

@@ -449,7 +449,7 @@ def test_hyperparameters_that_only_make_reads_cannot_change() -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("name", ["PPO", "DQN"])
-def test_schedules_of_its_own_go_by_total_timesteps_which_end_the_trial(name: str) -> None:
+def test_its_native_schedules_depend_on_total_timesteps_which_end_the_trial(name: str) -> None:
     makes: dict[str, Callable[[Any], Any]] = {
         "PPO": lambda hp: ppo(Walk(), learning_rate=lambda left: 0.05 * left),
         "DQN": lambda hp: dqn(Walk(), train_freq=ROLLOUT, exploration_initial_eps=1.0, exploration_fraction=0.5),

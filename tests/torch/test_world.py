@@ -43,7 +43,7 @@ class Wide(Small):
         return {"wide": float(torch.get_default_dtype() is torch.float64)}
 
 
-def test_a_setting_of_torch_that_a_trial_makes_is_not_the_next_trials() -> None:
+def test_a_torch_setting_changed_by_a_trial_is_restored_for_the_next() -> None:
     trainable: Any = fresh(Wide(), {**hp_at(0), "wide": False})
     expected = outcome(advance(trainable, 0, 3))
     trainable.setup({**hp_at(0), "wide": True})
@@ -90,7 +90,7 @@ class Dimming(Small):
 
 
 @pytest.mark.parametrize("kind", [Decaying, Dimming])
-def test_a_hook_into_all_of_torch_that_a_trial_makes_is_not_the_next_trials_nor_the_next_searchs(kind: Any) -> None:
+def test_a_global_torch_hook_registered_by_a_trial_is_removed_for_the_next_trial_and_search(kind: Any) -> None:
     trainable: Any = fresh(kind(), {**hp_at(0), "decay": False})
     expected = outcome(advance(trainable, 0, 3))
     trainable.setup({**hp_at(0), "decay": True})
@@ -130,7 +130,7 @@ class Rewriting(Small):
         return super().loss(model, batch) * damped() * scale() ** (power.__defaults__ or (1.0,))[0]
 
 
-def test_code_and_defaults_that_a_trial_gives_functions_are_not_the_next_trials_nor_the_next_searchs() -> None:
+def test_code_and_defaults_of_functions_changed_by_a_trial_are_restored_for_the_next_trial_and_search() -> None:
     before, identity = scale.__code__, code_identity(Rewriting())
     trainable: Any = fresh(Rewriting(), {**hp_at(0), "other": False})
     expected = outcome(advance(trainable, 0, 3))
@@ -157,7 +157,7 @@ class Patching(Small):
         return super().model(hp)
 
 
-def test_a_function_of_torchs_that_a_trial_replaces_is_not_replaced_in_the_next_trial_nor_in_the_next_search() -> None:
+def test_a_torch_function_patched_by_a_trial_is_restored_for_the_next_trial_and_search() -> None:
     functions = nn.functional.cross_entropy, nn.Linear.forward
     trainable: Any = fresh(Patching(), {**hp_at(0), "decay": False})
     expected = outcome(advance(trainable, 0, 3))
@@ -218,7 +218,7 @@ class Moving(Small):
 
 
 @pytest.mark.ci
-def test_a_state_that_names_a_folder_which_is_not_here_is_an_error_with_its_name(tmp_path: Path) -> None:
+def test_a_state_that_names_a_missing_folder_is_an_error_with_its_name(tmp_path: Path) -> None:
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     trainable: Any = fresh(Moving(str(folder)))
@@ -324,7 +324,7 @@ class Cached(Small):
         return super().loss(model, batch) * found.mean()
 
 
-def test_what_a_cached_function_gives_is_no_state_unless_it_is_changed() -> None:
+def test_results_of_cached_functions_are_not_part_of_the_state_unless_they_are_changed() -> None:
     table.cache_clear()
     expected = outcome(advance(fresh(Cached(changes=False)), 0, STEPS))
     state = reread(advance(fresh(Cached(changes=False)), 0, FORK).state_dict())

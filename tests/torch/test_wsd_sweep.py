@@ -69,7 +69,7 @@ def test_losses_and_weights_are_those_of_separate_runs_in_any_order(
         assert same(result.trial(trial).weights(), found.trial(other).weights())
 
 
-def test_a_run_of_its_own_on_a_store_of_its_own_has_the_same_loss_and_weights(
+def test_a_separate_run_on_a_separate_store_has_the_same_loss_and_weights(
     found: hpstage.Result, tmp_path: Path
 ) -> None:
     for trial in found.study.trials[::3]:
@@ -145,7 +145,7 @@ def test_members_that_have_no_mean_are_named(found: hpstage.Result) -> None:
         found.soup([1, 2], part="self.ema")
 
 
-def test_weights_that_are_not_those_evaluated_are_warned_about(
+def test_weights_other_than_the_evaluated_ones_cause_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Evaluated(Averaged):

@@ -332,7 +332,9 @@ def test_what_cannot_be_forked_is_refused_by_name(params: dict[str, Any], messag
     ("name", "before", "after"),
     [("tree_method", "hist", "approx"), ("num_parallel_tree", 1, 2), ("seed", 0, 1), ("base_score", 0.5, 0.2)],
 )
-def test_what_cannot_change_between_rounds_is_refused_wherever_it_does(name: str, before: Any, after: Any) -> None:
+def test_parameters_that_cannot_change_between_rounds_are_refused_wherever_they_do(
+    name: str, before: Any, after: Any
+) -> None:
     subject = trainable()
     subject.setup({name: before})
     subject.train(0, {name: before})

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from hpstage.errors.text import aligned, allocated_time, folded, nearest, table
 
 
-def test_no_more_of_the_workers_is_used_than_there_is() -> None:
+def test_the_busy_share_of_workers_is_at_most_100_percent() -> None:
     assert allocated_time(9000, 8640) == "2.50 h, 96 % busy"
     assert allocated_time(90, 104.4) == "90.0 s, and others in addition"  # of another search
     assert allocated_time(0, 10) == "0 s"

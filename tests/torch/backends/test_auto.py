@@ -106,7 +106,7 @@ def test_workers_train_compiled_what_a_plan_has_compiled(tmp_path: Path) -> None
     assert numerics_of(tmp_path / "there") == "compiled-v2"
 
 
-def test_a_journal_of_ones_own_is_looked_at_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_user_defined_journal_is_read_too(caplog: pytest.LogCaptureFixture) -> None:
     journal = MemoryJournal()
     search("eager", journal)
     with caplog.at_level(logging.WARNING, "hpstage"):

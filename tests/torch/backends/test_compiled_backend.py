@@ -125,7 +125,7 @@ class Own(Tiny):
 
 
 @pytest.mark.ci
-def test_of_an_update_of_the_users_own_the_loss_is_compiled() -> None:
+def test_the_loss_within_a_custom_update_is_compiled() -> None:
     trainable = advance(fresh(by("compiled", Own)()), 0, 5)
     assert compiled_of(trainable).compiled == 1
     assert metrics(trainable) == pytest.approx(metrics(advance(fresh(Own()), 0, 5)), rel=1e-4)
@@ -253,7 +253,7 @@ PASSING = [
 @pytest.mark.parametrize("error", PASSING, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("make", [Tiny, Own])
 @pytest.mark.ci_one_in(3)
-def test_a_passing_failure_of_the_compiler_is_no_verdict_on_the_code(
+def test_a_temporary_failure_of_the_compiler_is_not_attributed_to_the_code(
     make: type[Tiny], error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To train on without compiling would give other bits under the same key."""

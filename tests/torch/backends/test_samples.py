@@ -278,7 +278,7 @@ def test_what_kernels_may_round_by_place_is_refused(name: str, width: int) -> No
 
 
 @pytest.mark.parametrize(("width", "apart"), [(32, False), (64, True)])
-def test_of_numbers_of_two_bytes_a_vector_has_twice_as_many(width: int, apart: bool) -> None:
+def test_a_vector_holds_twice_as_many_two_byte_numbers(width: int, apart: bool) -> None:
     x = torch.randn(3, width, dtype=torch.bfloat16)
     graph: Any = make_fx(lambda x: functional.silu(x), tracing_mode="fake")(x).graph
     (node,) = (node for node in graph.nodes if node.op == "placeholder")
@@ -325,12 +325,14 @@ def test_batches_that_have_a_sample_twice_are_kept_as_they_are() -> None:
     assert (made.computed, made.found) == (3, 6)
 
 
-def test_what_is_computed_sooner_than_samples_are_found_is_kept_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_are_cached_by_batch_if_looking_up_samples_takes_longer_than_computing_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(outputs, "_OF_SAMPLE", 60.0)
     assert trained(Epochs(), [0])[0].computed == 9
 
 
-def test_samples_have_room_or_batches_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_holds_samples_or_else_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches come again in trials of the same seed; of some of the samples only, no batch is whole."""
     monkeypatch.setattr(outputs, "_LEAST", 8 * 6 * 16 * 4)
     monkeypatch.setattr(outputs, "_OF_HOST", 1 << 60)
@@ -372,7 +374,7 @@ def test_samples_whose_bits_depend_on_their_place_or_on_others_are_not_kept() ->
     assert not added(store_of(by_others), by_others, batch)
 
 
-def test_equal_samples_show_nothing() -> None:
+def test_equal_samples_do_not_prove_independence() -> None:
     store, batch = store_of(by_place), torch.ones(SAMPLES, 2)
     assert added(store, by_place, batch)
     keys = digests([batch], SAMPLES)
@@ -398,7 +400,7 @@ def test_a_sample_with_other_bits_than_before_is_an_error(monkeypatch: pytest.Mo
         lambda: torch.randn(SAMPLES, 2, 4, 4).to(memory_format=torch.channels_last),
     ],
 )
-def test_values_have_the_form_that_they_had(made: Callable[[], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_values_keep_their_strides(made: Callable[[], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     batch = torch.randn(SAMPLES, 2)
     value = made()
     store = SampleStore(Samples(SAMPLES, (Rows(0, 1),)), lambda _: (value,))

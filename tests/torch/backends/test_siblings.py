@@ -270,7 +270,7 @@ class Keeping(Siblings):
     ],
 )
 @pytest.mark.parametrize("stacked", [1, 3])
-def test_what_cannot_be_stacked_is_refused_by_name(kind: type[Siblings], named: str, stacked: int) -> None:
+def test_training_that_cannot_be_stacked_is_refused_by_name(kind: type[Siblings], named: str, stacked: int) -> None:
     with pytest.raises(UsageError, match=f"numerics = 'stacked'.*{named}|{named}.*numerics = 'stacked'"):
         search(kind(), stacked, lambda trial: {"lr": 0.1, "batch_size": 5}, n_trials=3)
 

@@ -137,7 +137,7 @@ def test_an_update_that_a_recording_would_not_repeat_is_refused(how: Any, named:
     assert torch.equal(torch.get_rng_state(), generators[1])
 
 
-def test_an_ordinary_update_of_ones_own_is_stacked() -> None:
+def test_an_ordinary_user_defined_update_is_stacked() -> None:
     subject = Changed(ordinary)
     train(Bundle(builder(subject)), [Trial(subject, 0), Trial(subject, 1)])
 

@@ -141,7 +141,7 @@ def test_auto_trains_siblings_as_one_where_that_pays(found: dict[str, float], nu
 
 @pytest.mark.parametrize(("found", "numerics"), [(PAYS, "eager"), (FASTER, "stacked")])
 @pytest.mark.parametrize("n_trials", [8, None])
-def test_where_few_trials_are_trained_at_a_time_a_step_of_one_decides(
+def test_with_few_concurrent_trials_the_time_of_a_single_models_step_decides(
     n_trials: int | None, found: dict[str, float], numerics: str
 ) -> None:
     journal = MemoryJournal()

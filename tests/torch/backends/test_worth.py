@@ -46,7 +46,7 @@ def test_a_program_for_all_members_is_built_where_it_pays() -> None:
     assert {width for width, _ in steps.programs[1:]} == {2, 4}  # one of 7 is worth it later, if there are more steps
 
 
-def test_what_gains_nothing_is_built_once() -> None:
+def test_a_stacked_program_that_gains_nothing_is_built_only_once() -> None:
     steps = Steps(lambda width: 0.001 * width)
     steps.train(2, 10_000)
     assert steps.programs == [(2, NONE)]
@@ -55,7 +55,7 @@ def test_what_gains_nothing_is_built_once() -> None:
     assert steps.programs == [(2, NONE)]
 
 
-def test_other_numbers_are_divided_into_powers_of_two() -> None:
+def test_other_numbers_of_members_are_divided_into_powers_of_two() -> None:
     steps = Steps(lambda width: 0.001 * (1 + 0.5 * width))
     steps.train(4, 3000)
     steps.train(2, 3000)
@@ -64,7 +64,7 @@ def test_other_numbers_are_divided_into_powers_of_two() -> None:
     assert [width for width, _ in steps.worth.division((7, NONE), 3)] == [2, 2, 2, 1]
 
 
-def test_programs_for_what_members_have_in_common_are_used_where_they_have_it() -> None:
+def test_a_program_for_shared_tensors_is_used_for_members_that_share_them() -> None:
     steps = Steps(lambda width: 0.001 * (1 + 0.5 * width))
     steps.worth.built((4, NONE), 0.4)
     steps.worth.built((4, BATCH), 0.4)

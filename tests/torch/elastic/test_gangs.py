@@ -62,7 +62,9 @@ def test_executors_are_recognised_by_their_methods() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.ci_one_in(2)
-def test_one_widened_and_narrowed_again_gives_the_bits_of_one(followers: Followers, case: str) -> None:
+def test_a_gang_that_is_widened_and_narrowed_again_gives_the_bits_of_one_worker(
+    followers: Followers, case: str
+) -> None:
     assert in_gangs(followers, case, [(1, 3), (2, 7), (1, STEPS)]) == alone(case)
 
 

@@ -175,7 +175,7 @@ def test_a_stepped_float_moves_to_the_nearest_that_is_another(proposal, factor):
     assert min(grid, key=lambda point: abs(point - found)) in moved(here, grid, factor)
 
 
-def test_a_stepped_float_that_is_explored_is_the_very_float_that_a_sampler_proposes():
+def test_an_explored_stepped_float_equals_the_float_that_a_sampler_proposes():
     distribution = FloatDistribution(0.0, 1.0, step=0.1)
     samples = set(sample(distribution, 0, 500))
     assert len(samples) == 11
@@ -232,7 +232,7 @@ def test_a_factor_of_one_keeps_a_value(value, distribution):
     assert explored({"x": (value, distribution)}, factors=(1.0,), resample=0) == {"x": value}
 
 
-def test_a_value_that_was_queued_from_outside_of_its_range_is_brought_in():
+def test_a_queued_value_outside_its_range_is_clipped():
     assert explored({"x": (50, IntDistribution(1, 10))}, resample=0) == {"x": 10}
     assert explored({"x": (0.001, FloatDistribution(1.0, 2.0))}, resample=0) == {"x": 1.0}
 

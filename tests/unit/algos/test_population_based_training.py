@@ -129,7 +129,7 @@ def test_a_member_that_failed_is_replaced_before_one_that_did_not():
     assert [(index, fork.donor, fork.step) for index, fork in played.forks] == [(5, 0, 3), (6, 0, 6)]
 
 
-def test_more_members_may_fail_than_a_quantile_has():
+def test_all_failed_members_are_replaced_even_if_they_exceed_the_quantile():
     failing = frozenset({(1, 3), (2, 3), (4, 3)})
     played = play(PopulationBasedTraining(3), setting(5), lambda index, step: index, failing=failing)
     assert [(fork.donor, fork.step) for _, fork in played.forks] == [(0, 3), (0, 3), (0, 3), (0, 6)]
@@ -144,7 +144,7 @@ def test_when_all_have_failed_the_search_is_over():
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 7])
-def test_a_study_that_is_stopped_early_trains_the_population_that_is_there(most):
+def test_a_study_stopped_early_trains_the_members_proposed_so_far(most):
     played = play(PopulationBasedTraining(3), setting(10), lambda index, step: index, most=most)
     assert sum(end == "complete" for end in played.ends.values()) == most
     assert len(played.forks) == {0: 0, 1: 0, 2: 2, 7: 4}[most]

@@ -221,7 +221,7 @@ def loss(index: int, step: int) -> float:
     return LOSSES.get(NINE.lines[index][0] if step == 1 else "".join(map(str, NINE.lines[index][:3])), 0.0)
 
 
-def test_places_go_to_different_states_and_not_to_copies_of_one():
+def test_different_states_are_promoted_instead_of_copies_of_one():
     """By hand: A and B of six candidates are promoted with five trials; of their four states at 3 one is promoted."""
     aware = play(HALVING, setting(9), loss, trials=NINE)
     assert [target for target in aware.requested if target[1] == 3] == [(0, 3), (1, 3), (2, 3), (3, 3), (4, 3)]
@@ -345,7 +345,7 @@ def test_one_result_promotes_as_many_trials_as_the_window_holds():
     assert search.reported(1, 2, 0.0) == [Finish(1, "complete"), Ask(3, 2)]
 
 
-def test_of_two_brackets_that_promote_at_one_step_the_first_does_so_first():
+def test_when_two_brackets_can_promote_at_the_same_step_the_first_one_does():
     """Factor 2, four steps: trials 0 to 3 are compared at steps 1 and 2, trials 4 to 6 at step 2. By hand."""
     lines = Lines("Aaaa", "Aabb", "Abbb", "Bbbb", "Cccc", "Dddd")
     search = Hyperband(1, 2, "asynchronous", window=2).start(setting(6, steps=4), lines)
@@ -361,7 +361,7 @@ def test_of_two_brackets_that_promote_at_one_step_the_first_does_so_first():
     assert search.reported(0, 4, 0.0) == [Finish(0, "complete"), Ask(4, 4)]
 
 
-def test_a_trial_waits_if_its_state_was_promoted_and_is_among_the_best_no_more():
+def test_a_trial_waits_once_its_promoted_state_is_no_longer_among_the_best():
     lines = Lines("Aa", "Bb", "Cc", "Ab")
     losses = {"A": 0.5, "B": 0.9, "C": 0.1, "Aa": 0.5, "Cc": 0.1}
     played = play(ASHA(1, 2, window=1), setting(4, steps=2), value_by(losses, lines), trials=lines)
@@ -439,7 +439,7 @@ def test_median_stopping_compares_a_trial_with_other_states_each_counted_once(da
         assert stopped == all(target[0] != index or target[1] <= step for target in played.requested)
 
 
-def test_copies_of_one_state_count_as_one_other():
+def test_median_stopping_counts_copies_of_a_state_once():
     lines = Lines("Aa", "Aa", "Aa", "Bb")
     losses = {"A": 1.0, "B": 2.0, "Aa": 1.0, "Bb": 2.0}
 

@@ -92,7 +92,7 @@ def test_asynchronous_algorithms_ask_for_more_while_workers_wait(algorithm: Algo
     assert search.room() == 0
 
 
-def test_an_equal_search_has_the_same_room_at_each_point() -> None:
+def test_a_replayed_search_has_the_same_room() -> None:
     history = History(ASHA(1, 3), setting(32), Trials())
     filled(history)
     history.idle(7)
@@ -132,7 +132,7 @@ def test_the_next_cycle_begins_before_the_last_one_is_over() -> None:
     assert len(requests) == 2 and reports >= CYCLE
 
 
-def test_results_by_length_are_given_back_as_they_would_arrive_with_a_worker_for_each() -> None:
+def test_results_by_length_are_reported_as_if_each_target_had_a_worker() -> None:
     targets = Targets(synchronous=True, by_length=True)
     for index, step in ((0, 9), (1, 1), (2, 3), (3, 1)):
         targets.ask(index, step)

@@ -283,7 +283,7 @@ def two_studies() -> tuple[Interrupted, Shelf, Study, Study]:
     return journal, shelf, one, other
 
 
-def test_a_driver_commits_nothing_on_what_it_has_not_read() -> None:
+def test_a_driver_evicts_nothing_before_it_has_read_all_records() -> None:
     journal, _, one, other = two_studies()
     one.driver.log.write([started("one")])
     length = len(journal)
@@ -441,7 +441,7 @@ def test_on_a_full_disk_what_is_not_needed_makes_room_and_the_search_continues()
     assert any(b"disk is full" in record for record in search.journal.read())
 
 
-def test_a_full_disk_of_which_nothing_can_go_ends_the_search() -> None:
+def test_a_full_disk_with_nothing_to_evict_ends_the_search() -> None:
     with pytest.raises(CheckpointError, match="no space left"):
         search_on_full_disk(0, [8])
     with pytest.raises(CheckpointError, match="no space left"):
@@ -450,7 +450,7 @@ def test_a_full_disk_of_which_nothing_can_go_ends_the_search() -> None:
         search_on_full_disk(4, [8, 8, 8], evicting=False)
 
 
-def test_chains_that_ran_when_room_was_made_need_no_more_room() -> None:
+def test_chains_that_were_running_during_an_eviction_cause_no_further_eviction() -> None:
     log, shelf = kept_line(4), Shelf()
     log.plan.apply(ChainStarted(ChainId("two"), DriverId("d"), WorkerId("w"), (Span(NodeId(0), 4, 5),), 9.0))
     eviction = Eviction(shelf)
@@ -481,7 +481,7 @@ def test_eviction_decides_once_per_tenth_of_the_budget() -> None:
 
 
 @pytest.mark.ci
-def test_a_budget_that_cannot_be_kept_is_looked_at_each_time_that_checkpoints_have_grown_by_a_share() -> None:
+def test_an_exceeded_budget_is_checked_again_each_time_checkpoints_grow_by_a_share() -> None:
     plan = SearchPlan(WORKLOAD)
     plan.apply(started())
     log, looked = Log(plan), 0

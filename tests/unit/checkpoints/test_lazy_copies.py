@@ -84,7 +84,7 @@ def test_a_state_as_read_back_shares_what_is_frozen_until_it_is_written_to(write
     assert torch.equal(found["frozen"], made()) and torch.equal(found["trained"], made())
 
 
-def test_a_conjugate_is_read_back_as_the_numbers_that_it_stands_for() -> None:
+def test_a_conjugate_tensor_is_read_back_with_its_values() -> None:
     value = torch.randn(SIZE, SIZE, dtype=torch.complex64)
     assert lazy_copies.allow_copies(value)
     found: Any = reread(value.conj())
@@ -103,7 +103,7 @@ def test_reading_copies_nothing(read: Callable[[Tensor], Any]) -> None:
 
 @pytest.mark.parametrize("view_of", [Tensor.numpy, np.from_dlpack, torch.from_dlpack])  # type: ignore[attr-defined]
 @pytest.mark.parametrize("was_lazy", [False, True])
-def test_a_tensor_whose_address_is_known_has_copies_of_their_own(
+def test_a_tensor_whose_address_was_taken_is_not_copied_lazily(
     view_of: Callable[[Tensor], Any], was_lazy: bool
 ) -> None:
     tensor = made()
@@ -118,7 +118,7 @@ def test_a_tensor_whose_address_is_known_has_copies_of_their_own(
     assert torch.equal(copy, made())
 
 
-def test_a_lazy_copy_of_which_there_is_a_view_remains_that_of_the_view() -> None:
+def test_a_view_of_a_lazily_copied_tensor_keeps_sharing_memory_with_it() -> None:
     tensor, other = made(), made()
     assert lazy_copies.allow_copies(tensor)
     lazy_copies.clone(tensor)
@@ -178,7 +178,7 @@ def test_negative_zero_has_other_bytes() -> None:
     assert not leaves.same_bytes(one, one.double())
 
 
-def test_a_conjugate_is_not_the_tensor_whose_memory_it_has() -> None:
+def test_a_conjugate_tensor_differs_from_the_tensor_that_shares_its_memory() -> None:
     one = torch.randn(SIZE, dtype=torch.complex64)
     for tensor, view in ((one, one.conj()), (one.real.clone(), one.real.clone()._neg_view())):
         assert leaves.same_bytes(tensor, tensor.clone())

@@ -150,7 +150,7 @@ def compare(studies: list[Study], journal: MemoryJournal, *, everybody: bool = T
                 assert [state.ref for state in study.plan.open_targets.wanted_by(driver)] == wanted
 
 
-def test_appends_are_refused_in_that_test() -> None:
+def test_the_test_of_interrupting_drivers_includes_refused_appends() -> None:
     """Else it would show little."""
     refused = 0
     for seed in range(5):

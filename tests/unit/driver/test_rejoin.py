@@ -79,7 +79,7 @@ def outcome(result: hpstage.Result) -> list[object]:
 @pytest.mark.ci
 @pytest.mark.parametrize("silent", [False, True], ids=["buried", "lease taken"])
 @pytest.mark.parametrize("algorithm", [None, SuccessiveHalving(min_steps=4, reduction_factor=2)])
-def test_a_search_whose_driver_was_taken_for_dead_ends_as_if_nothing_had_been(algorithm, silent, caplog):
+def test_a_search_whose_driver_was_wrongly_declared_dead_ends_undisturbed(algorithm, silent, caplog):
     undisturbed = search(MemoryJournal(), algorithm)
     journal = MemoryJournal()
     burial = Burial(journal, {1, 4, 5, 9}, silent=silent)

@@ -248,7 +248,7 @@ def test_a_kept_state_that_two_drivers_want_evaluated_is_evaluated_once(newcomer
     assert one.plan.totals.evaluations == 2
 
 
-def test_drivers_of_one_time_agree_that_a_stage_fails_and_one_that_comes_after_them_tries_again() -> None:
+def test_concurrent_drivers_agree_that_a_stage_fails_and_a_later_one_tries_again() -> None:
     journal, kept = MemoryJournal(), set[StateKey]()
     line = [TrialAdded(TrialId("0"), {"a": s.constant(1), "b": s.constant(1)}, 8)]
     first = Study("first", journal, kept)

@@ -261,7 +261,7 @@ class Odd(RandomSampler):
         raise AssertionError("it is not pickled")
 
 
-def test_what_is_odd_neither_ends_a_search_nor_is_written(caplog: pytest.LogCaptureFixture) -> None:
+def test_odd_attributes_of_a_sampler_are_ignored_without_an_error(caplog: pytest.LogCaptureFixture) -> None:
     state = SamplerState(Odd(0))
     states = [state.take() for _ in range(3)]
     assert states[0].keys() == {"_rng", "other_bits"}

@@ -136,7 +136,7 @@ def conditional(trial: Any) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize("known", [{}, {"space": conditional, "steps": STEPS}], ids=["order", "space"])
 @pytest.mark.parametrize("base", list(BASES))
-def test_radius_0_is_the_base_sampler_to_the_last_bit_and_draw(base: str, known: dict[str, Any]) -> None:
+def test_radius_0_equals_the_base_sampler_in_every_bit_and_draw(base: str, known: dict[str, Any]) -> None:
     make, n_trials = BASES[base]
     alone, wrapped = make(7), StageTreeSampler(make(7), radius=0, **known)
     assert params(search(wrapped, conditional, n_trials)) == params(search(alone, conditional, n_trials))
@@ -256,7 +256,7 @@ def test_what_a_metric_decides_by_matters_from_the_first_step_at_which_it_can() 
     assert found == {"lr": 10, "patience": 10 + 5 * (1 + 2 + 1), "factor": 10 + 5 * (1 + 3 + 1)}
 
 
-def test_a_parameter_without_effect_is_not_in_the_way() -> None:
+def test_a_parameter_without_effect_does_not_prevent_sharing() -> None:
     def space(trial: Any) -> Mapping[str, Any]:
         trial.suggest_float("unused", 0, 1)
         return trunk(trial)
@@ -265,7 +265,7 @@ def test_a_parameter_without_effect_is_not_in_the_way() -> None:
     assert len({trial["a"] for trial in params(study)}) == 1
 
 
-def test_the_proposal_stands_where_the_space_fails_nearby() -> None:
+def test_the_base_samplers_proposal_is_kept_if_the_space_fails_for_nearby_values() -> None:
     def space(trial: Any) -> Mapping[str, Any]:
         warmup, decay = trial.suggest_int("warmup", 0, 60), trial.suggest_int("decay", 40, 100)
         return {"lr": s.wsd(1.0, STEPS, warmup=min(warmup, STEPS - decay), decay=decay)}
@@ -285,7 +285,7 @@ def test_the_proposal_stands_where_the_space_fails_nearby() -> None:
         study.tell(trial, 0.0)
 
 
-def test_failed_and_forked_trials_lend_nothing_running_ones_do_and_pruned_ones_what_was_trained() -> None:
+def test_values_are_borrowed_from_running_and_pruned_trials_but_not_from_failed_and_forked_ones() -> None:
     def begun_as(state: TrialState, reported: int | None = None, *, fork: bool = False) -> int:
         sampler = StageTreeSampler(RandomSampler(seed=5), radius=1.0, space=staged, steps=STEPS)
         study = optuna.create_study(sampler=sampler)
@@ -483,7 +483,7 @@ def test_a_copied_sampler_continues_like_the_original(copied: Callable[[Any], An
     assert params(study)[-1] == params(study_of_twin)[-1]
 
 
-def test_what_the_constructor_was_given_stands_and_what_was_attached_is_replaced() -> None:
+def test_constructor_arguments_take_precedence_over_an_attached_space() -> None:
     def other(trial: Any) -> Mapping[str, Any]:
         raise AssertionError("not this space")
 

@@ -159,7 +159,7 @@ def test_an_intermediate_result_delays_only_if_all_beyond_have_requested_it() ->
     assert sum(work.worker_seconds for work in both) == sum(work.worker_seconds for work in one) == 12 + 3 * 0.5
 
 
-def test_gangs_shorten_lines_and_siblings_as_one_are_less_work() -> None:
+def test_gangs_shorten_branches_and_stacked_siblings_are_less_work() -> None:
     assert fleet_of(8, virtual_nodes=4) == Speeds(branch=4.0)
     assert fleet_of(3, virtual_nodes=4) == Speeds(branch=3.0)
     assert fleet_of(8, virtual_nodes=4, speedup=Widths().speedup) == Speeds(branch=pytest.approx(1.8**2))

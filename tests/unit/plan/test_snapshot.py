@@ -85,7 +85,7 @@ def test_a_plan_is_the_same_whether_folded_or_restored_and_folded_from_there(see
     assert repr(whole(restored(snapshot_of(again), WORKLOAD, sharing=sharing))) == repr(whole(plan))
 
 
-def test_the_random_journals_of_that_test_have_every_kind_of_fact() -> None:
+def test_the_random_journals_contain_every_kind_of_fact() -> None:
     """Else it would show little."""
     seen = {type(fact) for seed in range(5) for fact in journal(seed, 300)}
     assert seen == set(Fact.__args__)
@@ -131,7 +131,7 @@ def test_equal_plans_have_one_snapshot_and_it_names_its_version_first() -> None:
     assert content == snapshot_of(folded(facts)) and content.startswith(TAG)
 
 
-def test_snapshots_of_other_code_that_folds_begin_otherwise(tmp_path: Path) -> None:
+def test_an_edit_of_the_folding_code_changes_the_tag_of_snapshots(tmp_path: Path) -> None:
     package = Path(hpstage.__path__[0])
     for folder in ("plan", "schedule", "report"):
         shutil.copytree(package / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -245,7 +245,7 @@ def test_a_snapshot_of_no_use_is_passed_over_and_the_journal_folded(
     assert ["The plan's snapshot is of no use" in message for message in caplog.messages] == [True]
 
 
-def test_a_snapshot_of_what_is_there_is_used_and_the_rest_folded(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_valid_snapshot_is_used_and_later_facts_are_folded(caplog: pytest.LogCaptureFixture) -> None:
     facts = journal(7, 150)
     store = MemoryJournal()
     store.append([encode(fact) for fact in facts])

@@ -11,7 +11,7 @@ from hpstage.plan.step_times import ALONE, StepTimes, among, named, pooled
 TIMES = StepTimes(((1, 4.0), (2, 5.0), (4, 7.0), (8, 20.0)))
 
 
-def test_more_are_best_only_where_it_pays_to_be_sure() -> None:
+def test_more_chains_are_chosen_only_if_they_clearly_pay() -> None:
     assert TIMES.best == 4
     assert StepTimes(((1, 4.0), (2, 8.2), (4, 12.0))).best == 4  # the first step to several may cost more
     assert StepTimes(((1, 4.0), (2, 7.9))).best == 1  # too little to be sure of it
@@ -44,14 +44,14 @@ def test_step_times_are_named_by_number_and_step_backend() -> None:
     assert among({"eager": 1.0}) == {}
 
 
-def test_twice_as_many_as_were_measured_are_allowed_while_more_pay() -> None:
+def test_twice_the_measured_number_of_chains_is_allowed_while_more_pay() -> None:
     allowed = [StepTimes(TIMES.seconds[:count]).allowed(100) for count in range(1, 5)]
     assert allowed == [2, 4, 8, 4]  # 8 do not pay
     assert TIMES.allowed(3) == 3 and ALONE.allowed(1) == 1
     assert StepTimes(((1, 1.0), (2, 2.0))).allowed(100) == 1
 
 
-def test_of_each_number_the_first_measurement_of_a_plan_counts() -> None:
+def test_the_first_measurement_for_each_number_of_chains_counts() -> None:
     plan = SearchPlan(StateKey("w" * 32))
     plan.apply(StepsTimed(TIMES.seconds[:2], 1.0))
     plan.apply(StepsTimed(((1, 1.0), (2, 9.0)), 2.0))
@@ -60,7 +60,7 @@ def test_of_each_number_the_first_measurement_of_a_plan_counts() -> None:
     assert plan.step_times == StepTimes(TIMES.seconds[:3])
 
 
-def test_more_are_expected_to_have_in_common_what_two_have() -> None:
+def test_the_time_of_many_chains_is_extrapolated_from_two() -> None:
     assert StepTimes(((1, 1.0), (2, 1.4))).foreseen(8).of(8) == pytest.approx(1.0 + 7 * 0.4)
     assert StepTimes(((1, 1.0), (2, 0.9))).foreseen(8).of(8) == pytest.approx(1.0)
     assert StepTimes(((1, 1.0), (2, 1.4))).foreseen(1).seconds == ((1, 1.0),)

@@ -96,7 +96,7 @@ def test_the_command_takes_seconds_from_a_store(script, tmp_path):
         (["--json", "no/such/folder/figures.json"], "cannot write to --json no/such/folder/figures.json: No such"),
     ],
 )
-def test_the_command_names_what_it_cannot_use(script, words, complaint):
+def test_the_command_names_an_argument_that_it_cannot_use(script, words, complaint):
     found = command(f"{script}:space", "--steps", 40, "--n-trials", 4, *words)
     assert isinstance(found.exception, UsageError) and str(found.exception).startswith(complaint)
 

@@ -75,7 +75,7 @@ def test_one_search_predicts_what_another_algorithm_trains():
     assert said.steps_unique.median == narrow.savings.steps_unique
 
 
-def test_what_was_not_measured_is_drawn_from_what_was():
+def test_unmeasured_metrics_are_drawn_from_the_measured_ones():
     result = searched(SuccessiveHalving(15, 4, tree_aware=False), n_trials=10)
     said = said_of(SuccessiveHalving(15, 4, tree_aware=False), Precedent(result.plan, "value", maximize=True))
     assert said.measured.low > 0

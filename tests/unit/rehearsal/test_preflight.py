@@ -217,7 +217,7 @@ def test_the_most_checkpoints_that_are_needed_at_one_time():
 # --- workers --------------------------------------------------------------------------------------------
 
 
-def test_simulated_time_stands_still_for_who_does_not_wait():
+def test_simulated_time_passes_only_while_an_executor_waits():
     executor = SimulatedExecutor(1)
     late = executor.cluster.join(5.0)
     assert len(executor.wait(0.0)) == 1  # the worker that is there

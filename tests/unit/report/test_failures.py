@@ -197,7 +197,7 @@ def test_a_number_or_a_lone_surrogate_is_no_formula() -> None:
     assert cell("\udce9=1") == "\\udce9=1"
 
 
-def test_what_an_exception_says_is_logged_without_its_escape_sequences(caplog: pytest.LogCaptureFixture) -> None:
+def test_messages_of_exceptions_are_logged_without_escape_sequences(caplog: pytest.LogCaptureFixture) -> None:
     def train(run: hpstage.Run) -> None:
         raise ValueError("\x1b[31mred\x07 \r\x1b]0;title\x07")
 

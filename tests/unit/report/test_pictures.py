@@ -182,7 +182,7 @@ def test_a_tree_of_500_trials_is_folded_to_a_page_and_counts_those_left_out() ->
     assert figure.get_figheight() <= style.TALLEST
 
 
-def test_the_best_way_is_drawn_even_where_more_trials_went_and_better_values_were_measured(
+def test_the_best_trials_path_is_drawn_even_if_other_branches_have_more_trials_or_better_values(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("hpstage.report.pictures.stage_tree.ROWS", 3)
@@ -202,7 +202,7 @@ def test_the_best_way_is_drawn_even_where_more_trials_went_and_better_values_wer
     assert {tuple(band.get_xydata()[0]), tuple(band.get_xydata()[-1])} <= ends
 
 
-def test_nothing_that_is_written_lies_on_another_text_or_outside_the_picture() -> None:
+def test_no_text_overlaps_another_or_lies_outside_the_picture() -> None:
     for n_trials in (1, 24, 200):
         figure = draw_stage_tree(open_book(search(n_trials=n_trials)[1]))
         figure.draw_without_rendering()
@@ -342,7 +342,7 @@ def test_the_waterfall_leads_from_sum_to_sum_and_ends_at_what_was_used(searched:
     assert any(f"{found.used:.2f} busy worker-seconds" in text for text in said)
 
 
-def test_what_live_states_saved_and_all_that_was_spent_lead_to_what_was_used() -> None:
+def test_the_waterfall_subtracts_savings_of_live_states_and_adds_overheads() -> None:
     run = Search(SimulatedExecutor(1, step_seconds=1.0, load_seconds=4.0, save_seconds=0.5))
     one, two = (trial(i, {"a": s.piecewise({0: 1, 4: i + 2})}, 8) for i in range(2))
     for added, stop in ((one, 4), (one, 8), (two, 8)):
@@ -352,7 +352,7 @@ def test_what_live_states_saved_and_all_that_was_spent_lead_to_what_was_used() -
     assert sum(found.values()) == 2 * found["used"]
 
 
-def test_what_another_study_had_trained_is_a_cause_of_its_own() -> None:
+def test_steps_trained_by_another_study_are_a_separate_cause() -> None:
     _, journal = search(n_trials=12)
     search(journal, name="other", n_trials=12)
     book = open_book(journal, "other")
@@ -390,7 +390,7 @@ def test_the_merge_rate_ends_at_that_of_the_search_and_counts_what_a_count_by_ha
         assert any(f"Merge rate {savings.merge_rate:.2f}" in text for text in texts(draw_merge_rate(book)))
 
 
-def test_requests_are_put_at_the_time_of_the_answer_that_made_them() -> None:
+def test_requests_are_placed_at_the_time_of_the_result_that_caused_them() -> None:
     run = Search(SimulatedExecutor(1, step_seconds=1.0))
     one, two = (trial(i, {"a": s.piecewise({0: 1, 2: 2 + i})}, 8) for i in range(2))
     run.run([one], [4])
@@ -574,7 +574,7 @@ def test_names_are_put_on_one_line_and_shortened() -> None:
     assert plain("x" * 30, 10) == "x" * 9 + "\N{HORIZONTAL ELLIPSIS}"
 
 
-def test_trials_that_no_study_numbered_go_by_the_end_of_their_id(tmp_path: Path) -> None:
+def test_trials_without_a_number_are_named_by_the_end_of_their_id(tmp_path: Path) -> None:
     run = Search(SimulatedExecutor(1))
     run.run([TrialAdded(TrialId("study/$\\frac{$"), {"a": s.constant(1)}, 4)], [4])
     figure = draw_stage_tree(open_book(run.journal))

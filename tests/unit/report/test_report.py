@@ -339,7 +339,7 @@ def test_the_page_needs_nothing_besides_itself(reported: tuple[Result, Path]) ->
 
 
 @pytest.mark.ci
-def test_what_users_typed_is_read_on_the_page_as_they_typed_it(tmp_path: Path) -> None:
+def test_text_that_users_typed_appears_unchanged_on_the_page(tmp_path: Path) -> None:
     study = optuna.create_study(study_name=HOSTILE, direction="minimize")
 
     def hostile(trial: optuna.Trial) -> dict[str, object]:

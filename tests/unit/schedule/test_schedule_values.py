@@ -332,6 +332,6 @@ def test_schedules_import_nothing_heavy() -> None:
     ("course", "remedy"),
     [([0.1, 0.01], "sampled"), ((1, 2), "sampled"), (lambda step: 0.1, "sampled"), ({0: 0.1, 5: 0.01}, "piecewise")],
 )
-def test_a_course_given_as_it_is_is_refused_with_the_schedule_that_it_makes(course: Any, remedy: str) -> None:
+def test_a_sequence_given_as_a_value_is_refused_with_the_schedule_to_use(course: Any, remedy: str) -> None:
     with pytest.raises(ScheduleError, match=rf"is not a value; a course over steps is hpstage.schedule.{remedy}\("):
         s.as_schedule(course)

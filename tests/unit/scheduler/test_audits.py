@@ -146,7 +146,7 @@ def test_an_audit_is_ended_before_a_chain_starts_on_its_worker() -> None:
     assert (stopped.outcome, stopped.compared) == ("stopped", 0)
 
 
-def test_where_no_worker_is_to_audit_nothing_is_waited_for() -> None:
+def test_the_driver_waits_for_no_audit_if_no_worker_is_idle() -> None:
     """Else the driver would look again at once, and again."""
     executor = Recording(2)
     search = Search(executor, audit=True, checkpoint_every=4)
@@ -207,7 +207,7 @@ def two_regimes() -> list[TrialAdded]:
     return [trial(0, {"a": s.constant(0.5)}, 8), trial(1, {"a": s.constant(2)}, 8)]
 
 
-def test_after_the_last_stage_regimes_are_audited_that_idle_time_has_not_reached_and_no_more() -> None:
+def test_after_the_last_stage_each_regime_without_an_audit_is_audited_once() -> None:
     executor = Recording(2, audit_seconds=1.0)
     search = run(executor, two_regimes())
     assert not executor.audited, "no worker was idle"
@@ -224,7 +224,7 @@ def test_an_audit_longer_than_the_budget_is_not_started() -> None:
     assert not executor.audited
 
 
-def test_among_what_is_too_long_there_may_be_something_short() -> None:
+def test_a_short_segment_is_audited_even_if_others_exceed_the_budget() -> None:
     executor = Recording(1)
     search = Search(executor, audit=True, checkpoint_every=30)
     trials = [trial(i, {"a": s.piecewise({0: 2, 30: 3, 32: 4 + i})}, 62) for i in range(2)]
@@ -355,7 +355,7 @@ def test_now_and_then_a_whole_trial_is_trained_from_nothing_and_all_that_it_kept
     assert [audit.segment.captured for audit in audits[7::8]][:2] == [False, False]
 
 
-def test_where_the_state_before_is_gone_training_begins_at_the_one_before_and_compares_what_is_known_between() -> None:
+def test_an_audit_starts_from_the_nearest_saved_state_and_compares_the_known_ones_after_it() -> None:
     plan = trained([trial(i, {"a": s.piecewise({0: 1, 12: i + 1})}, 16) for i in range(2)])
     node = plan.trials[TrialId("study/1")].node_at(16)
     assert node.parent is not None

@@ -281,7 +281,7 @@ def test_a_chain_that_is_to_end_does_not_wait_for_the_place(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("hasty")
-def test_once_out_of_patience_chains_are_turned_away_at_their_beginning_until_it_can_be_written(tmp_path: Path) -> None:
+def test_after_its_patience_a_store_refuses_chains_at_their_start_until_it_can_be_written(tmp_path: Path) -> None:
     store = Refusing(tmp_path, CheckpointUnreachable("refused"), 10**6)
     patient = PatientStore(store, patience=0.05)
     patient.enter(lambda: False)

@@ -178,7 +178,7 @@ def test_speedups_are_learnt_and_those_not_measured_follow_from_the_nearest():
     assert widths.gains(4) and not widths.gains(16)
 
 
-def test_the_first_step_of_a_gang_is_not_what_its_speed_is_judged_by():
+def test_the_first_step_of_a_gang_does_not_count_for_its_speed():
     widths = Widths(2)
     first = StateReached("c", "w", 0, 0, 1, 1.0, train_seconds=100.0, workers=2, alone_seconds=10.0, source="fresh")
     widths.learn(first)

@@ -154,7 +154,7 @@ def test_losses_on_the_way_from_one_state_are_counted_together_beyond_a_chains_f
     assert "3 workers died in a row while training from step 5 (lr=0.01" in answer.failure.summary
 
 
-def test_losses_count_from_the_last_state_that_was_kept_and_not_from_the_first_step_that_was_timed() -> None:
+def test_lost_workers_are_counted_since_the_last_saved_state() -> None:
     executor = SimulatedExecutor(1)
     search = Search(executor, checkpoint_every=None)
     for number, (killed, joined) in enumerate([(1.5, 2.0), (2.5, 3.0), (3.5, 4.0)]):
@@ -349,7 +349,7 @@ def test_wsd_horizons_as_consecutive_studies_train_only_unique_steps(horizons: t
     assert result.plan.totals.steps_trained == 867
 
 
-def test_word_of_where_states_are_kept_is_not_sent_to_chains_that_run() -> None:
+def test_a_running_chain_is_not_amended_for_states_that_it_saves_at_its_interval() -> None:
     executor = SimulatedExecutor(1)
     sent: list[object] = []
     executor.amend = sent.append  # type: ignore[method-assign]

@@ -40,7 +40,7 @@ def test_a_number_that_has_changed_is_another_kind() -> None:
     assert regime(["a"], [Constant(0)], [Constant(0.1)]) == (("a", "0"),)
 
 
-def test_beyond_some_combinations_only_what_was_never_seen_is_news() -> None:
+def test_after_many_combinations_only_values_never_seen_are_verified() -> None:
     seen = [(("a", str(i % 5)), ("b", str(i))) for i in range(16)]
     for known in ([Regimes(seen)], [Regimes(seen[:9]), Regimes(seen[5:])]):
         assert not is_news((("a", "1"), ("b", "2")), *known)
@@ -49,7 +49,7 @@ def test_beyond_some_combinations_only_what_was_never_seen_is_news() -> None:
     assert is_news((("a", "1"), ("b", "2")), Regimes(seen[:8]), Regimes(seen[:8]))
 
 
-def test_what_a_chain_was_to_verify_before_it_ended_is_news_again() -> None:
+def test_a_regime_is_verified_again_if_the_chain_that_was_to_verify_it_ended() -> None:
     regimes = Regimes([(("a", "1"),), (("a", "1"),)])
     regimes.remove((("a", "1"),))
     assert not is_news((("a", "1"),), regimes)

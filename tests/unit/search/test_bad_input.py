@@ -166,7 +166,7 @@ def test_numbers_of_any_size_come_through_or_are_refused(tmp_path, value):
     assert search(make=make, store=tmp_path, n_trials=1).savings.steps_trained == 0
 
 
-def test_ten_thousand_steps_of_cosines_are_planned_and_kept_apart(tmp_path):
+def test_cosines_of_ten_thousand_steps_are_planned_and_distinguished(tmp_path):
     def make(trial: optuna.Trial) -> dict[str, object]:
         return {"a": s.cosine(float(trial.suggest_categorical("a", [1, 2])), 10_000), "b": 1}
 

@@ -130,7 +130,7 @@ def test_a_fork_that_is_cut_off_while_it_is_made_leaves_no_trace(tmp_path: Path)
 
 @pytest.mark.ci
 @pytest.mark.parametrize("seed", range(4))
-def test_a_fork_that_is_cut_off_becomes_no_other_of_the_same_donor(seed: int, tmp_path: Path) -> None:
+def test_an_interrupted_fork_keeps_its_parameters(seed: int, tmp_path: Path) -> None:
     algorithm = PopulationBasedTraining(interval=2, seed=seed)
     with pytest.raises(KeyboardInterrupt):
         search(tmp_path, "journal", "random", algorithm=algorithm, stop_at=14, n_trials=4)

@@ -138,7 +138,7 @@ def test_a_fork_that_leaves_the_default_continues_its_donor(tmp_path: Path) -> N
     assert len(begun) <= 12 < len(result.study.trials), "no fork begins from scratch"
 
 
-def test_the_winner_is_trained_further_with_a_new_hyperparameter_as_the_error_of_then_says(tmp_path: Path) -> None:
+def test_the_remedy_in_the_error_of_then_adds_a_hyperparameter_to_the_winner(tmp_path: Path) -> None:
     won = search(tmp_path / "store", Mine(), first_day, "monday", n_trials=1).trial(0)
     with pytest.raises(
         UsageError, match=r"\(defaults = \{'decay': OLD\} on .* 'decay': s.piecewise\(\{0: OLD, 20: NEW\}\)\}"
@@ -210,7 +210,7 @@ class Own(Mine):
         self.x = self.defaults.get("start", 0.0)
 
 
-def test_what_the_code_reads_is_its_own_and_counts_in_the_key(tmp_path: Path, caplog: Any) -> None:
+def test_defaults_that_the_code_reads_count_in_the_key(tmp_path: Path, caplog: Any) -> None:
     values = set()
     for number, own in enumerate((Own(width=[64]), Own(width=[64], start=1.0), Own(start=1.0))):
         result = search(tmp_path / f"store{number}", own, first_day, str(number))
@@ -221,7 +221,7 @@ def test_what_the_code_reads_is_its_own_and_counts_in_the_key(tmp_path: Path, ca
     assert "its own code reads it" in caplog.text
 
 
-def test_code_without_defaults_is_informed_of_those_of_others(tmp_path: Path, caplog: Any) -> None:
+def test_code_without_defaults_is_warned_of_defaults_set_by_another_search(tmp_path: Path, caplog: Any) -> None:
     search(tmp_path / "store", later(defaults={"decay": 0.0}), first_day, "monday")
     assert "Another search" not in caplog.text
     again = search(tmp_path / "store", Mine(), first_day, "tuesday")

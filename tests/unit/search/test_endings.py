@@ -201,7 +201,7 @@ def test_what_has_ended_is_not_trained_again_by_a_later_search(tmp_path: Path) -
     assert second.savings.steps_asked == first.savings.steps_asked
 
 
-def test_an_extended_search_leaves_what_has_ended_as_it_is(tmp_path: Path) -> None:
+def test_an_extended_search_does_not_change_ended_trials(tmp_path: Path) -> None:
     first = search(tmp_path)
     trainable = Ending()
     longer = search(tmp_path, trainable=trainable, study=first.study, steps=STEPS + 4, extend=True)

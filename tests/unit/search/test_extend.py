@@ -90,7 +90,7 @@ def assert_values_are_exact(result: hpstage.Result) -> None:
 
 
 @pytest.mark.ci
-def test_more_steps_train_only_what_is_new_and_every_line_ends_as_if_it_had_been_so_long(tmp_path: Path) -> None:
+def test_more_steps_train_only_new_steps_and_results_equal_those_of_a_longer_search(tmp_path: Path) -> None:
     study = create()
     first = run(study, tmp_path)
     longer = run(study, tmp_path, steps=12, extend=True)
@@ -149,7 +149,7 @@ def test_a_finished_trial_gains_its_longer_result_in_a_trial_that_names_it() -> 
         assert new.user_attrs["hpstage:steps"] == 12
 
 
-def test_extending_to_what_is_there_changes_nothing() -> None:
+def test_extending_to_the_present_number_of_steps_changes_nothing() -> None:
     study, journal = create(), MemoryJournal()
     run(study, journal, algorithm=SuccessiveHalving(2, 2))
     before = study.trials
@@ -269,7 +269,7 @@ def test_a_space_whose_schedules_were_others_before_cannot_be_extended() -> None
     assert [trial.last_step for trial in lines(study)] == [12, 12]
 
 
-def test_forks_that_an_extended_search_does_not_make_again_are_over_with_it(tmp_path: Path) -> None:
+def test_an_extended_search_prunes_forks_that_it_does_not_repeat(tmp_path: Path) -> None:
     Fused.fuse = Fuse(30)
     with pytest.raises(KeyboardInterrupt):
         run(stored(tmp_path), tmp_path, Fused(), algorithm=PopulationBasedTraining(2), n_trials=6)

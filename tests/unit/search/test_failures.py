@@ -198,7 +198,7 @@ def test_nothing_is_saved_by_trials_that_all_fail():
 
 @pytest.mark.ci
 @pytest.mark.parametrize("rejects", [False, True], ids=["trained", "rejected"])
-def test_a_trial_that_somebody_else_ends_stays_as_it_is_and_the_others_continue(rejects: bool, tmp_path: Path) -> None:
+def test_a_trial_that_another_process_ends_is_unchanged_and_the_others_continue(rejects: bool, tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path / 'studies.db'}"
 
     def space(trial: optuna.Trial) -> dict[str, float]:

@@ -130,7 +130,7 @@ def test_a_trial_that_ends_before_a_rung_is_compared_there_by_its_last_value(sho
     assert result.study.trials[0].value == 3 * short
 
 
-def test_trials_on_one_line_that_end_at_different_steps_are_two_candidates_beyond() -> None:
+def test_trials_of_one_branch_that_end_at_different_steps_become_two_candidates() -> None:
     result = search(
         lambda trial: {"x": 1, "steps": [4, 12][trial.number]},
         Counter(),

@@ -126,7 +126,9 @@ def test_pauses_between_calls_are_no_idle_time_and_not_part_of_the_makespan(
 
 
 @pytest.mark.ci
-def test_pictures_and_page_say_so(called_twice: tuple[MemoryJournal, float], tmp_path: Path) -> None:
+def test_pictures_and_page_name_the_pauses_that_are_left_out(
+    called_twice: tuple[MemoryJournal, float], tmp_path: Path
+) -> None:
     journal, over = called_twice
     paused = shifted(journal, {0: 0.0, 1: over + NIGHT})
     page = Page(write_report(tmp_path, paused))

@@ -140,7 +140,7 @@ def test_equal_histories_are_one_line_until_the_metric_parts_them() -> None:
     assert [trial.value for trial in result.study.trials] == [1.0] * 3
 
 
-def test_the_study_says_which_metric_it_is_and_which_way_it_is_to_go() -> None:
+def test_the_metric_and_its_direction_are_those_of_the_study() -> None:
     for direction, expected in (("maximize", [0.1] * 6), ("minimize", [0.1] * 2 + [0.05] * 2 + [0.025] * 2)):
         study = optuna.create_study(study_name="study", direction=direction)
         space = lambda trial: {"lr": s.plateau(0.1, patience=0, factor=0.5, cooldown=1), "a": 1}  # noqa: E731

@@ -109,7 +109,7 @@ def searched(
     return views.all, result
 
 
-def test_one_of_a_kind_is_no_plural() -> None:
+def test_a_count_of_one_is_in_the_singular() -> None:
     one = replace(VIEW, steps_trained=1, stages_done=1, complete=1, pruned=0, failed=0, n_trials=None, over=True)
     assert line(one).startswith("digits: 1 trial; 1 complete; best accuracy 0.99721; 1 step trained, 1 stage done; ")
 
@@ -299,7 +299,7 @@ def shown(view: ProgressView, width: int, encoding: str = "utf-8") -> list[str]:
     return captured.get().splitlines()
 
 
-def test_60_columns_take_six_lines():
+def test_the_display_takes_six_lines_at_60_columns():
     assert shown(VIEW, 60) == [
         "digits  ━━━━━━━━━━━━━━━━━━━━━━━━╸               31/48 trials",
         "28 complete, 2 pruned, 1 failed, 17 running",
@@ -317,7 +317,7 @@ def test_the_bar_of_a_single_run_moves_by_its_steps():
     assert "━" * 40 in shown(replace(run, complete=1, steps_trained=0, steps_left=0), 60)[0]
 
 
-def test_200_columns_take_two_or_three():
+def test_the_display_takes_two_or_three_lines_at_200_columns():
     assert shown(VIEW, 200) == [
         "digits  ━━━━━━━━━━━━━━━━━━━━━━━━━╸                31/48 trials",
         "28 complete, 2 pruned, 1 failed, 17 running · best accuracy 0.99721 · steps 1,200 trained, 300 left · "
@@ -345,7 +345,7 @@ def test_control_characters_in_names_are_escaped():
     assert "worker time 0 s used" in text and "saved" not in text and "0:00:00 elapsed, - left" in text
 
 
-def test_the_line_of_a_log_says_all_of_it():
+def test_the_line_in_a_log_contains_all_figures():
     assert line(VIEW) == (
         "digits: 31/48 trials; 28 complete, 2 pruned, 1 failed, 17 running; best accuracy 0.99721; "
         "steps 1,200 trained, 300 left; stages 45 done, 12 left; 2 of 2 workers busy; merge rate 2.94; "

@@ -166,7 +166,7 @@ def test_a_space_that_never_works_is_raised_at_once() -> None:
     assert len(study.trials) == 1
 
 
-def test_a_space_that_rejects_everything_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_space_that_rejects_everything_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     def never(trial: optuna.Trial) -> dict[str, object]:
         raise optuna.TrialPruned(f"not {trial.suggest_int('a', 1, 3)}")
 

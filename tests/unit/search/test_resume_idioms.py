@@ -61,7 +61,7 @@ class Searched:
 
 
 @pytest.mark.ci
-def test_as_many_trials_as_are_not_complete_are_the_same_search(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_for_the_number_of_incomplete_trials_continues_the_search(caplog: pytest.LogCaptureFixture) -> None:
     whole = Searched()
     whole.call(N)
     one = Searched()
@@ -85,7 +85,7 @@ def test_a_call_with_the_same_number_again_continues_it() -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize(("again", "found"), [(N, N), (25, 25), (6, 9 + 6)])
-def test_after_fewer_trials_more_are_all_again(again: int, found: int) -> None:
+def test_after_a_call_for_fewer_trials_a_call_for_more_counts_all_trials(again: int, found: int) -> None:
     one = Searched()
     one.interrupted(N, until=5)
     one.interrupted(12, until=9)
@@ -93,7 +93,7 @@ def test_after_fewer_trials_more_are_all_again(again: int, found: int) -> None:
     assert one.states == ["COMPLETE"] * found
 
 
-def test_as_many_trials_as_are_not_in_the_study_finish_until_all_are_there() -> None:
+def test_repeated_calls_for_the_number_of_missing_trials_complete_the_search() -> None:
     one = Searched()
     one.interrupted(N, until=10)
     calls = []
@@ -105,7 +105,7 @@ def test_as_many_trials_as_are_not_in_the_study_finish_until_all_are_there() -> 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("algorithm", [FullTraining(window=N), SuccessiveHalving(2, 2), ASHA(2, 2)], ids=repr)
-def test_with_all_trials_in_the_study_those_that_are_open_are_continued(algorithm: Algorithm) -> None:
+def test_a_call_for_no_trials_continues_the_open_ones(algorithm: Algorithm) -> None:
     one = Searched(algorithm)
     one.interrupted(8, fuse=7)
     number = len(one.study.trials)
@@ -115,7 +115,7 @@ def test_with_all_trials_in_the_study_those_that_are_open_are_continued(algorith
     assert one.states.count("COMPLETE") >= 1 and one.count(SearchEnded) == 1
 
 
-def test_fewer_trials_than_are_open_continue_them_all() -> None:
+def test_a_call_for_fewer_trials_than_are_open_continues_all_open_ones() -> None:
     one = Searched(FullTraining(window=6))
     one.interrupted(N, until=4)
     open = one.states.count("RUNNING")
@@ -124,7 +124,7 @@ def test_fewer_trials_than_are_open_continue_them_all() -> None:
     assert one.states == ["COMPLETE"] * (4 + open)
 
 
-def test_a_study_that_is_finished_gets_no_trials_of_a_call_for_none(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_for_no_trials_adds_none_to_a_finished_study(caplog: pytest.LogCaptureFixture) -> None:
     one = Searched()
     one.call(4)
     before = one.count(SearchStarted)
@@ -155,7 +155,7 @@ def test_a_new_study_may_be_called_for_no_trials() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [SuccessiveHalving(2, 2), PopulationBasedTraining(2)], ids=repr)
-def test_as_many_as_have_not_finished_are_the_same_synchronous_search(algorithm: Algorithm) -> None:
+def test_a_call_for_the_number_of_unfinished_trials_continues_a_synchronous_search(algorithm: Algorithm) -> None:
     whole = Searched(algorithm)
     whole.call(8)
     one = Searched(algorithm)

@@ -128,14 +128,16 @@ def test_from_a_quarter_of_a_search_on_the_time_left_is_within_a_factor_of_two(
     ids=repr,
 )
 @pytest.mark.one_in(4)
-def test_where_few_trials_decide_how_long_it_takes_nine_of_ten_estimates_are(monkeypatch, algorithm, space):
+def test_if_few_trials_decide_the_duration_nine_of_ten_estimates_are_within_a_factor_of_two(
+    monkeypatch, algorithm, space
+):
     found = errors(watched(monkeypatch, algorithm, space, 4, 0))
     assert sum(0.5 <= error <= 2.0 for error in found) >= 0.9 * len(found)
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("space", [grid, apart, trunks])
-def test_what_a_pruner_will_do_is_foreseen_from_what_it_did(monkeypatch, space):
+def test_future_pruning_is_predicted_from_past_pruning(monkeypatch, space):
     found = errors(watched(monkeypatch, OptunaPruner(20, grace=20, window=16), space, 4, 0))
     assert min(found) >= 1 / 3 and max(found) <= 3.0
 
@@ -219,6 +221,6 @@ def test_trials_still_to_be_proposed_are_queued(monkeypatch):
     assert "queued" not in hpstage.search.progress.line(views[-1])
 
 
-def test_trials_whose_beginning_another_has_trained_have_begun(monkeypatch):
+def test_trials_whose_first_steps_another_has_trained_count_as_begun(monkeypatch):
     views = watched(monkeypatch, FullTraining(), grid, 2, 0)
     assert {view.queued for view in views if view.used_seconds > 40} == {0}

@@ -130,7 +130,7 @@ def test_only_states_on_the_trunk_are_kept_and_they_are_never_evicted(tmp_path: 
     assert elsewhere <= set(HORIZONS)
 
 
-def test_what_changes_with_a_decay_branches_off_the_trunk_and_has_seeds_of_its_own(tmp_path: Path) -> None:
+def test_hyperparameters_that_change_with_a_decay_branch_off_the_trunk_with_separate_seeds(tmp_path: Path) -> None:
     space = sweep(
         horizons=[40, 80],
         decay_form="linear",

@@ -115,7 +115,7 @@ def test_nothing_is_logged_where_nothing_is_recorded() -> None:
     assert Recorder(0).take(5) is None
 
 
-def test_what_is_taken_is_gone_and_a_step_that_is_not_over_stays() -> None:
+def test_taken_steps_are_removed_and_an_unfinished_step_stays() -> None:
     recorder = Recorder(0)
     for step in range(4):
         recorder.step = step
