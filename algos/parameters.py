@@ -1,28 +1,29 @@
-"""How many trials are open at a time."""
+"""The number of trials that are open at a time."""
 
 from __future__ import annotations
 
 from hpstage.algorithm import Action, Ask, Search, Setting
 
 FEW_WORKERS = 8
-"""With up to so many workers the default is one number, so that a seed gives one study on any of these fleets."""
+"""With up to this many workers, the default window is the same, so that a seed gives the same study."""
 
 _LEAST = 16
-"""Trials open at a time then: enough to merge stages, and few for a sampler that learns from what is known."""
+"""The default window for few workers: enough to merge stages, yet small enough for a sampler to learn from results."""
 
 _EACH, _EACH_ELASTIC = 4, 1
-"""Further ones for each further worker. Open trials share stages, and those of a synchronous search wait until the ones
-before them are reported: with 3, makespans of searches that share much often exceed their bound by 10 %."""
+"""How much each further worker adds to the default window. Open trials share stages, and trials of a synchronous search
+wait until the ones before them have reported. With 3, the makespan of a search that shares much often exceeds its bound
+by 10 %."""
 
 MOST = 4096
 """The largest default."""
 
 
 class Window:
-    """How many trials or targets are open at a time: ``given``, or else as many as keep the workers busy.
+    """The number of trials or targets that are open at a time: ``given``, else as many as keep the workers busy.
 
     Args:
-        elastic: whether it is narrower at first, and widens, up to twice its size, while workers have nothing to do.
+        elastic: whether the window starts smaller, and grows to at most twice its size while workers are idle.
     """
 
     def __init__(self, setting: Setting, given: int | None, *, elastic: bool = False) -> None:
@@ -36,18 +37,18 @@ class Window:
         return min(MOST, self._size + self._more) if self._given is None else self._given
 
     def follow(self, workers: int) -> None:
-        """Keep so many workers busy from now on."""
+        """Set the number of workers to keep busy."""
         self._size = _LEAST + (_EACH_ELASTIC if self._elastic else _EACH) * max(0, workers - FEW_WORKERS)
         self._more = min(self._more, self._size)
 
     def widen(self, idle: int) -> None:
-        """Make room for so many workers that have nothing to do."""
+        """Make room for ``idle`` workers that have nothing to do, if the window is elastic."""
         if self._elastic:
             self._more = min(self._size, self._more + idle)
 
 
 class WindowedSearch(Search):
-    """Has as many targets open at a time as a window allows."""
+    """Keeps as many targets open at a time as a window allows."""
 
     def __init__(self, window: Window) -> None:
         self._window = window
@@ -73,5 +74,5 @@ class WindowedSearch(Search):
         return Ask(index, step)
 
     def _go_on(self) -> list[Action]:
-        """Return what follows from that there is more room."""
+        """Return the actions to take when the window has more room."""
         return []

@@ -1,9 +1,9 @@
-"""Adaptive scaling: Dask's scheduler answers how many workers to have by what searches can use.
+"""Adaptive scaling: Dask's scheduler reports how many workers searches can use.
 
-``cluster.adapt()`` requests it over its connection; the autoscaler of Dask's Kubernetes operator sends ``GET
-/api/v1/adaptive_target``, or else over a connection. The scheduler itself would answer with the tasks that wait for a
-worker, and those of a search never do: each is pinned to a free one. Which workers leave, the scheduler decides: those
-without a task first.
+``cluster.adapt()`` requests that number over its connection. The autoscaler of Dask's Kubernetes operator sends ``GET
+/api/v1/adaptive_target``, or else uses a connection, too. By default, the scheduler would count the tasks that wait for
+a worker. The tasks of a search never wait: each is pinned to an idle worker. The scheduler decides which workers leave:
+those without a task first.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ logger = logging.getLogger("hpstage")
 
 _TOPIC = "hpstage-demand"
 _INTERVAL = 1.0
-"""Seconds between two looks at the demand, as between two of Dask's at the scheduler's answer."""
+"""Seconds between two computations of the demand. Dask reads the scheduler's answer at the same interval."""
 _SHARE = 0.02
-"""Share of the driver's time that looks take at most: with thousands of trials, each plays them all to their end."""
+"""Maximum share of the driver's time spent on the demand: with thousands of trials, it is computed by simulating all of
+them to their end."""
 _LONGEST = 600.0
-"""Seconds beyond which a worker that joins does not count as one that was requested."""
+"""A worker that joins later than this many seconds after a request does not count as the requested one."""
 
 
 class AdaptiveTarget(SchedulerPlugin):  # type: ignore[misc]
-    """On the scheduler: answers with the sum of what searches can use, and at least what other tasks need.
+    """Scheduler plugin: answers with the number of workers that searches can use, at least with what other tasks need.
 
-    It stays, but answers only while a search is connected.
+    The plugin remains installed, but answers only while a search is connected.
     """
 
     name = "hpstage-adaptive"
@@ -77,11 +78,12 @@ class DemandFeed:
 
     @property
     def start_seconds(self) -> float:
-        """The least that a worker took so far; before one was requested, what setting up those present took."""
+        """The shortest time that a requested worker has taken so far; before the first request, the setup time of those
+        present."""
         return min(self._took) if self._took else self._first or 0.0
 
     def connect(self, client: Client) -> None:
-        """Begin with a worker, so that a cluster that has none starts one."""
+        """Connect, and request at least one worker, so that a cluster without workers starts one."""
         self._client = client
         self._connected = time.monotonic()
         try:
@@ -97,7 +99,7 @@ class DemandFeed:
         self._demand = demand
 
     def joined(self) -> None:
-        """Note that a worker can be given chains from now on."""
+        """Record that a worker can be given chains from now on."""
         now = time.monotonic()
         if self._first is None:
             self._first = now - self._connected
@@ -107,10 +109,11 @@ class DemandFeed:
             self._requested = None
 
     def look(self, now: float) -> None:
-        """Report the demand at ``now`` on the executor's clock to the scheduler: at most once a second, and less often
-        if it takes long to compute; never while it is a cluster of this process that does not adapt.
+        """Report the demand at ``now``, on the executor's clock, to the scheduler.
 
-        Also if it is unchanged: an earlier report may have been lost.
+        The demand is reported at most once a second, and less often if it takes long to compute. It is never reported
+        to a cluster in this process that does not adapt. It is reported even if it is unchanged, since an earlier
+        report may have been lost.
         """
         if self._demand is None or self._client is None or time.monotonic() < self._next:
             return

@@ -74,7 +74,7 @@ def environment_of(
 
 
 def seen(description: Description, devices: Devices) -> Description:
-    """Return a description with the environment that counts on these devices."""
+    """Return a description whose environment is the one that is valid on these devices."""
     environment = description.environment
     if environment is None:
         return description

@@ -24,7 +24,7 @@ _running: WeakKeyDictionary[Worker, set[Auditing]] = WeakKeyDictionary()
 
 
 async def make_way(worker: Worker) -> None:
-    """End the audits on a worker, of any run, since something is to be trained there. Return once they are gone."""
+    """End all audits on a worker, since it is about to train; return once their processes have ended."""
     for auditing in list(_running.get(worker, ())):
         await auditing.end()
 
@@ -33,7 +33,7 @@ class Auditing:
     """The audit of one run on a worker, if there is one.
 
     Args:
-        topic: on which its end is reported.
+        topic: topic to which the end of the audit is reported.
         load: the trainable.
         described: returns the environment of the run's training process.
     """
@@ -49,7 +49,7 @@ class Auditing:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, order: BeginAudit, *, refused: bool) -> None:
-        """Begin an audit, or report that something else is trained here."""
+        """Begin an audit, or report at once that it was stopped because the worker trains something else."""
         if refused or self._task is not None:
             self._report(AuditEnded(order.audit.id, WorkerId(self._worker.address), time.time(), "stopped", 0.0))
             return
@@ -58,7 +58,7 @@ class Auditing:
         self._task = asyncio.create_task(self._run(order))
 
     async def end(self, audit: AuditId | None = None) -> None:
-        """End it at once; if one is named, only that one."""
+        """End the audit at once. If ``audit`` is given, end only the audit of that name."""
         task = self._task
         if task is None or (audit is not None and audit != self._audit):
             return
@@ -122,8 +122,8 @@ def _outcome(audit: Audit, found: Retrained) -> AuditEnded:
 
 
 def _give_way(pid: int) -> None:
-    """Let a process that has a single thread run only while nothing else wants the core, and be the first to be ended
-    where memory runs out."""
+    """Give a single-threaded process the lowest priority: it runs only on an idle core, and is killed first when memory
+    runs out."""
     with suppress(OSError, AttributeError):
         os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
     with suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w") as file:

@@ -25,11 +25,11 @@ _PAGE = "hpstage.cluster.dashboard"
 _REASONS = 3
 """Maximum number of reasons for a missing scheduler that are printed: on a busy host, the first may be a timeout."""
 _OWN = ("127.0.0.1", "::1", "localhost")
-"""Hosts that only accounts of this machine reach."""
+"""Hosts that only accounts of this machine can reach."""
 _LOOK = 1.0
 """Seconds between two attempts to reach a scheduler."""
 _TRYING = 3.0
-"""Maximum seconds of an attempt, all of which pass if nothing listens there."""
+"""Maximum seconds of an attempt. An attempt takes all of them if nothing listens there."""
 
 
 def scheduler(

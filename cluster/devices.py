@@ -17,12 +17,13 @@ from hpstage.training.identity import accelerators
 from hpstage.training.identity.accelerators import HIDDEN
 
 _MIG = "MIG-"
-"""With which the names of MIG instances begin, parts of a GPU that are used as one."""
+"""Prefix of the names of MIG instances. A MIG instance is a part of a GPU that is used like a GPU."""
 
 
 def visible_devices() -> list[str]:
     """Return the CUDA devices that this process may use, as named in ``CUDA_VISIBLE_DEVICES``: by number, UUID, or MIG
-    instance. Of several MIG instances a process sees the first one only, and yet each can be given to a worker."""
+    instance. A process sees only the first of several MIG instances. All of them are returned, since each can be given
+    to a worker."""
     if not _loads("libcuda.so.1"):
         return []  # no driver: save the seconds that importing torch takes
     import torch
@@ -35,7 +36,7 @@ def visible_devices() -> list[str]:
 
 
 def has_other_accelerator() -> bool:
-    """Return whether training here uses an accelerator that is not CUDA's, as Apple's or Intel's."""
+    """Return whether training on this host uses an accelerator other than CUDA, such as Apple's or Intel's."""
     if sys.platform != "darwin" and not _loads("libze_loader.so.1"):
         return False  # save importing torch
     import torch  # noqa: F401  # which knows
@@ -52,8 +53,8 @@ def _loads(library: str) -> bool:
 
 
 def identities(count: int) -> tuple[str, ...]:
-    """Return what names the first ``count`` CUDA devices of this process on this host, however they were selected:
-    their UUIDs, or as :func:`visible_devices` where torch knows none."""
+    """Return names of the first ``count`` CUDA devices that do not depend on how the devices were selected: their
+    UUIDs. Where torch does not know the UUID, return the name from :func:`visible_devices`."""
     import torch
 
     found = []
@@ -65,7 +66,7 @@ def identities(count: int) -> tuple[str, ...]:
 
 
 def first_devices(devices: Sequence[str], gpus: int | None) -> list[str]:
-    """Return the first ``gpus`` of ``devices``; all of them for ``None``.
+    """Return the first ``gpus`` of ``devices``, or all of them if ``gpus`` is ``None``.
 
     Raises:
         ClusterError: there are fewer.
@@ -82,11 +83,10 @@ def first_devices(devices: Sequence[str], gpus: int | None) -> list[str]:
 
 
 def grouped(devices: Sequence[str], size: int) -> list[str]:
-    """Return the devices in groups of ``size``, each named as ``CUDA_VISIBLE_DEVICES`` names several. Those left over
-    are not used.
+    """Return the devices in groups of ``size``, each as a value of ``CUDA_VISIBLE_DEVICES``. Drop devices left over.
 
     Raises:
-        ClusterError: there are some, but not enough for one group.
+        ClusterError: there are devices, but fewer than ``size``.
     """
     if devices and len(devices) < size:
         raise ClusterError(
@@ -122,18 +122,18 @@ def how_many(
 def assigned(
     n_workers: int | None, gpus: int | None, workers_per_gpu: int | None, gpus_per_worker: int
 ) -> tuple[list[str], int]:
-    """Return the devices of workers, or groups of devices, and how many workers to start."""
+    """Return the devices, one or one group per worker, and the number of workers to start."""
     devices = [] if gpus == 0 else grouped(first_devices(visible_devices(), gpus), gpus_per_worker)
     elsewhere = not devices and gpus != 0 and has_other_accelerator()
     return devices, how_many(n_workers, workers_per_gpu, devices, accelerator=elsewhere)
 
 
 def environment_of(worker: int, devices: Sequence[str], *, hide: bool, workers: int = 1) -> dict[str, str]:
-    """Return variables that give a worker one device, or one group, round-robin. Without devices: none, or one to
-    ``hide`` them.
+    """Return variables that give a worker one device, or one group, round-robin. Without devices, return none, or if
+    ``hide`` is set, a variable that hides them.
 
     Args:
-        workers: how many there are in all; they learn how many share a device.
+        workers: the number of all workers, from which each learns how many share a device.
     """
     if devices:
         # As nvidia-smi numbers them; but numbers that were given count in the order in which they were given.

@@ -17,8 +17,8 @@ from hpstage.cluster.site import Site
 
 
 def site_of(client: Client, run: str, address: str) -> Site | None:
-    """Return the site of a run on a worker, if its chains can be started by calls: not on a cluster that adapts, where
-    Dask stops the workers without tasks."""
+    """Return the site of a run on a worker, or ``None`` if its chains cannot be started by calls. On a cluster that
+    adapts they cannot: Dask would stop the workers, which have no tasks."""
     if not is_fixed(client.cluster):
         return None
     for worker in list(client.cluster.workers.values()):
@@ -30,9 +30,9 @@ def site_of(client: Client, run: str, address: str) -> Site | None:
 
 
 class DirectChain:
-    """A chain that was started by a call, with those methods of a Dask future that the executor needs.
+    """A chain that was started by a call. Has the methods of a Dask future that the executor needs.
 
-    As with Dask, it is never done if its worker leaves: the driver learns that in another way.
+    As with Dask, the future is never done if its worker leaves. The driver learns of that from another report.
     """
 
     def __init__(self, site: Site, key: str, *arguments: Any) -> None:

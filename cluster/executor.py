@@ -71,8 +71,9 @@ _SETUPS = 5
 _LOOK = 0.5
 """Seconds between two checks of the connection while there are no reports, and between two attempts to reconnect."""
 _ATTEMPTS = (2.0, 10.0)
-"""Seconds to wait for the answer of a scheduler that was lost: at first, since Dask retries less and less often within
-an attempt; and at most, since a large cluster answers late while it starts."""
+"""Seconds to wait for the answer of a scheduler that was lost: the first limit and the maximum. The first is short,
+since Dask retries ever more rarely within an attempt; the maximum is longer, since a large cluster answers late while
+it starts."""
 
 
 class DaskExecutor(Executor):
@@ -143,8 +144,8 @@ class DaskExecutor(Executor):
         self._members = Membership(self._inbox, self._lost, self._demand.joined)
 
     def take(self, server: ForkServer | None) -> None:
-        """Have the training processes of a local cluster forked by a server that was started before this module was
-        imported, and end it with the cluster. Called before :meth:`open`."""
+        """Use a fork server that was started before this module was imported for the training processes of a local
+        cluster. The server is closed with the cluster. Must be called before :meth:`open`."""
         self._place.fork_server = server
 
     def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
@@ -452,13 +453,14 @@ class DaskExecutor(Executor):
         self._see_gangs()
 
     def _see_gangs(self) -> None:
-        """End the chains of whose gangs one has left, and do not let its task wait for a worker at its address."""
+        """Stop the chains whose gang has lost a worker. Release that worker's task, which would wait for a new worker
+        at its address."""
         for chain in self._inbox.orphaned():
             self._followers.keep(chain, self._inbox.workers)
             self.stop(chain)
 
     def _on_refused(self, chain: ChainId, worker: WorkerId, why: str) -> None:
-        """Do not let a gang wait for a worker that could not join it."""
+        """Stop a chain if a worker could not join its gang, so that the gang does not wait for it."""
         if self._inbox.refuse(chain, f"worker {worker} could not train with others: {why}"):
             self.stop(chain)
 

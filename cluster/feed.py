@@ -12,7 +12,7 @@ from hpstage.cluster.local_worker import LocalWorker
 Receiver = Callable[[dict[str, Any]], None]
 
 receivers: dict[str, Receiver] = {}
-"""What receives the feeds of runs, by their names, of drivers that share the event loop of a local cluster."""
+"""Receivers of feeds, by the name of the run, for drivers that share the event loop of a local cluster."""
 
 
 def publish(worker: Worker, run: str, message: dict[str, Any]) -> None:

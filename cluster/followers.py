@@ -26,7 +26,7 @@ class Followers:
         self._futures: dict[ChainId, dict[WorkerId, Future]] = {}
 
     def add(self, chain: ChainId, futures: dict[WorkerId, Future]) -> None:
-        """Take the tasks of a chain's gang, which return why their workers could not join it, or ``""``."""
+        """Add the tasks of a chain's gang, which return why their workers could not join it, or ``""``."""
         if not futures:
             return
         with self._lock:

@@ -1,12 +1,12 @@
-"""A process that has imported what training processes need, and forks them: each begins within milliseconds.
+"""A process that imports what training processes need, then forks them, so that each starts within milliseconds.
 
-A fork must be as good as a new process. So the server imports installed packages only, never the user's modules, which
-may be edited while it runs; it uses no device, draws no numbers, and forks only while it has a single thread. It is
-used only for processes with the environment variables and the search path under which it has imported. Where this does
-not hold, a process is spawned instead (:mod:`hpstage.cluster.trainer`). What forks do have in common is the
-seed of ``hash``: a set of strings is iterated in the same order in each of them.
+A fork must be equivalent to a new process. So the server imports installed packages only, never the user's modules,
+which may be edited while it runs. It uses no device, draws no random numbers, and forks only while it has a single
+thread. It serves only processes whose environment variables and search path are those with which it was started.
+Otherwise a process is spawned instead (:mod:`hpstage.cluster.trainer`). Forks of one server do share the seed of
+``hash``: a set of strings is iterated in the same order in each of them.
 
-Linux only: elsewhere there is no safe fork, or no way to have a fork end with those that it trains for.
+Linux only: other systems have no safe fork, or no way to end a fork together with the process for which it trains.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from hpstage.training.identity.threads import VARIABLES
 logger = logging.getLogger("hpstage")
 
 _SHARED = frozenset({"numpy", "optuna", "safetensors", "scipy", "torch", "torchvision"})
-"""Packages that are imported ahead, as far as the process that starts the server has: their imports only define.
-Those of pandas and scikit-learn load pyarrow, if it is installed, which starts threads."""
+"""Packages that the server imports if the process that starts it has imported them. Their imports only define functions
+and classes. pandas and scikit-learn are not among them: they load pyarrow, if it is installed, which starts threads."""
 PRELOADED = ("hpstage.torch", *sorted(_SHARED))
-"""What can be imported ahead before that process has imported it."""
+"""Packages that the server can import on request, even if that process has not imported them."""
 _TRAINING = "hpstage.cluster.training_process"
 _OURS = ("hpstage.checkpoints", "hpstage.schedule", "hpstage.torch")
 _BUSY = (
@@ -54,13 +54,13 @@ _BUSY = (
     "optuna.study._dataframe",
     "optuna.visualization",
 )
-"""Modules of theirs whose import starts processes and threads, or loads packages that may."""
+"""Modules of these packages whose import starts processes or threads, or loads packages that may."""
 _BUSY_WITH = {"hpstage.torch.skorch": "pyarrow", "hpstage.torch.transformers": "datasets"}
-"""Modules whose import starts threads where another package is installed, which the library that they adapt imports."""
+"""Modules whose import starts threads if the given package is installed: the library that they adapt imports it."""
 _READ_BY_NO_IMPORT = frozenset(
     {"COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "PYTHONHASHSEED", "SHLVL", "_", "__DASK_PARENT_PID"}
 )
-"""Variables that may change while a server runs. Two of them are Dask's, which sets them when it starts a nanny."""
+"""Variables that may change while a server runs. Dask sets two of them when it starts a nanny."""
 _START = (
     "import json, sys; path, arguments = json.load(sys.stdin); sys.path[:] = path; "
     "from hpstage.cluster.forking_process import main; main(*arguments)"
@@ -72,13 +72,13 @@ _START_TRAINING = (
 )
 _KILLED = -signal.SIGKILL
 _IMPORTS = 300.0
-"""Seconds within which a server must answer for the first time, once it has imported what it forks."""
+"""Seconds to wait for a server's first answer, which includes its imports."""
 _ANSWERS = 60.0
-"""Seconds within which it must answer from then on."""
+"""Seconds to wait for each later answer."""
 _STATUS = 5.0
-"""Seconds within which it must report how a fork that is gone has ended."""
+"""Seconds to wait for a server to report the exit status of a fork that has ended."""
 _CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""What makes cuBLAS deterministic, unless the user has set it: it is read with the first product of matrices."""
+"""Makes cuBLAS deterministic, unless the user has set the variable. cuBLAS reads it at the first matrix product."""
 
 
 def python() -> list[str]:
@@ -88,28 +88,28 @@ def python() -> list[str]:
 
 
 def training_environment() -> dict[str, str]:
-    """Return the environment variables with which this process starts a training process."""
+    """Return the environment variables that this process gives to training processes."""
     return {**_CUBLAS, **os.environ, **malloc.ENVIRONMENT, **dict.fromkeys(VARIABLES, "1")}
 
 
 def search_path() -> list[str]:
-    """Return the folders of ``sys.path``: what else users put there, such as a ``Path``, no import reads."""
+    """Return the folders of ``sys.path``, without other entries, such as a ``Path``, which imports ignore."""
     return [folder for folder in sys.path if isinstance(folder, str)]
 
 
 def spawning(channel: int, worker: str, folders: Sequence[str] = ()) -> list[str]:
-    """Return the command of a training process that is started from scratch.
+    """Return the command that starts a training process without a fork server.
 
     Args:
-        channel: file descriptor of its end of a socket.
-        folders: in which it finds modules, before those of this process.
+        channel: file descriptor of the process's end of a socket.
+        folders: folders in which it finds modules, before those of this process.
     """
     arguments = [[*folders, *search_path()], sys.argv, [channel, os.getpid(), worker]]
     return [*python(), "-c", _START_TRAINING, json.dumps(arguments)]
 
 
 class NotForked(Exception):
-    """No process can be forked; the text is the reason."""
+    """A process cannot be forked; the message is the reason."""
 
 
 class NoAnswer(NotForked):
@@ -117,14 +117,14 @@ class NoAnswer(NotForked):
 
 
 def fork_server(preload: Iterable[str] = ()) -> ForkServer | None:
-    """Start a server; return ``None`` where there can be none.
+    """Start a fork server; return ``None`` if the system does not support one.
 
     Args:
-        preload: what to import ahead besides what this process has: packages among ``PRELOADED``.
+        preload: packages to import ahead besides those that this process has imported; must be among ``PRELOADED``.
 
     Raises:
-        UsageError: any other, since its import may start threads, or import modules of the user's, whose edits the
-            server would not see; or one that is not installed.
+        UsageError: ``preload`` names another package, whose import may start threads or load the user's modules, whose
+            edits the server would not see; or a package that is not installed.
     """
     names = [preload] if isinstance(preload, str) or not isinstance(preload, Iterable) else [*preload]
     for name in names:
@@ -147,7 +147,7 @@ def can_fork() -> bool:
 
 
 class Forked:
-    """A process that was forked, with the methods of :class:`asyncio.subprocess.Process` that are needed."""
+    """A forked process, with the methods of :class:`asyncio.subprocess.Process` that are needed."""
 
     def __init__(self, pid: int, status: Future[int]) -> None:
         self.pid = pid
@@ -191,14 +191,15 @@ class Forked:
 
 
 class ForkServer:
-    """Starts a server, and returns at once; the server imports in the background. Thread-safe.
+    """Starts a server and returns at once; the server imports in the background. Thread-safe.
 
-    It ends with this process, however that ends, and its forks with it.
+    The server and its forks end when this process ends, for whatever reason.
 
     Args:
-        modules: what to import ahead.
-        variables: environment variables of its own, which imports may read; its forks are requested with these.
-        with_threads: fork though imports have started threads, which no fork has.
+        modules: modules to import ahead.
+        variables: environment variables of the server, which imports may read. Its forks must be requested with the
+            same.
+        with_threads: fork even if imports have started threads. A fork has no such threads.
     """
 
     def __init__(
@@ -241,13 +242,13 @@ class ForkServer:
         """Fork a process that trains for ``worker``.
 
         Args:
-            files: file descriptors of its end of a socket, of its standard output and of its standard error.
-            variables: environment variables of its own, which no import reads.
-            path: folders in which it finds modules, before those of this process.
+            files: file descriptors of the process's end of a socket, of its standard output and of its standard error.
+            variables: environment variables of the process that no import reads.
+            path: folders in which the process finds modules, before those of this process.
 
         Raises:
-            NotForked: it would differ from a new process, or the server is gone.
-            NoAnswer: the server does not answer. If it forks one later, that finds its channel closed and ends.
+            NotForked: the fork would differ from a new process, or the server is gone.
+            NoAnswer: the server does not answer. If it forks later, the fork finds its channel closed and ends.
         """
         forked = asyncio.wrap_future(self._begin(files, worker, variables, path))
         try:
@@ -258,7 +259,7 @@ class ForkServer:
     def fork_and_wait(
         self, files: Sequence[int], worker: str, *, variables: Mapping[str, str], path: Sequence[str]
     ) -> Forked:
-        """As :meth:`fork`, where there is no event loop."""
+        """Same as :meth:`fork`, for callers without an event loop."""
         try:
             return self._begin(files, worker, variables, path).result(self._limit)
         except TimeoutError:
@@ -336,7 +337,7 @@ class ForkServer:
 
 
 def _settle(request: Future[Forked], answer: Forked | NotForked) -> None:
-    """Pass an answer on, unless nothing waits for it any more."""
+    """Pass an answer to a request, unless the request was cancelled."""
     if not request.set_running_or_notify_cancel():
         return
     if isinstance(answer, Forked):
@@ -346,7 +347,7 @@ def _settle(request: Future[Forked], answer: Forked | NotForked) -> None:
 
 
 def _imported() -> list[str]:
-    """Return the modules to import ahead: those that this process has of installed packages that are safe to share."""
+    """Return the modules to import ahead: modules of this process whose packages are safe to share."""
     shared = {package for package in _SHARED & sys.modules.keys() if not is_users(package)}
     found = [name for name in list(sys.modules) if name.partition(".")[0] in shared or name.startswith(_OURS)]
     busy = (*_BUSY, *(name for name, package in _BUSY_WITH.items() if find_spec(package)))

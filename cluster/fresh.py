@@ -1,5 +1,4 @@
-"""A fresh process that trains a segment again, or runs of a check: a training process of its own, which can be killed
-at any moment."""
+"""A new training process for retraining a segment, or for the runs of a check. It can be killed at any time."""
 
 from __future__ import annotations
 
@@ -48,15 +47,15 @@ _TAIL = 2000
 
 
 class FreshProcess:
-    """A training process that trains one segment again, or some runs. Not thread-safe.
+    """A new training process that retrains one segment, or performs runs of a check. Not thread-safe.
 
-    It is forked where there is a server for that, which takes milliseconds, and else spawned, which takes seconds. It
-    ends with this process, and on Linux with the thread that has made it.
+    The process is forked, which takes milliseconds, if a fork server is given, and otherwise spawned, which takes
+    seconds. It ends with this process, and on Linux with the thread that has started it.
 
     Args:
         load: the trainable, as it is sent to workers.
-        server: forks it. Without one, or where a fork would differ from a new process, it is spawned.
-        variables: environment variables of its own.
+        server: forks the process. Without one, or if a fork would differ from a new process, the process is spawned.
+        variables: additional environment variables.
     """
 
     def __init__(
@@ -78,18 +77,18 @@ class FreshProcess:
         self._request(load)
 
     def start(self, segment: Segment, checkpoints: CheckpointStore) -> None:
-        """Train a segment, once the trainable is loaded. At once or at any time.
+        """Retrain a segment once the trainable is loaded. Returns at once; can be called at any time.
 
         Args:
-            checkpoints: where the states are that it begins with and is compared with.
+            checkpoints: the store with the state from which training starts, and the states with which it is compared.
         """
         self._request(Retrain(segment, pickle.dumps(checkpoints)))
 
     def perform(self, run: Run, states: str) -> Record:
-        """Train a run, and return its record; one with a problem if the process ends.
+        """Perform a run and return its record. If the process ends, the record contains a problem.
 
         Args:
-            states: the folder of the states that runs keep and begin with.
+            states: the folder in which runs save states, and from which they load them.
         """
         self._performs, self._record = True, None
         self._request(Perform(run, states))
@@ -100,18 +99,18 @@ class FreshProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether there is an outcome, without which :meth:`perform` may be called again."""
+        """Whether the process has an outcome. :meth:`perform` may be called again as long as it has none."""
         return self._result is not None
 
     def described(self) -> Environment | None:
-        """Return the process's description of itself and of what it has loaded, once it has: blocks until then.
-        ``None``: it could not load it, which is then the outcome."""
+        """Wait until the process has described itself and what it has loaded, and return the description. Return
+        ``None`` if it could not load the trainable, which is then the outcome."""
         while self._environment is None and self._result is None:
             self._receive(None)
         return self._environment
 
     def poll(self) -> Retrained | None:
-        """Return the outcome, ``None`` while it trains. Does not block."""
+        """Return the outcome, or ``None`` while the process trains. Does not block."""
         return self.wait(0.0)
 
     def wait(self, timeout: float | None = None) -> Retrained | None:
@@ -123,12 +122,12 @@ class FreshProcess:
         return self._result
 
     def end(self) -> None:
-        """Have the process ended at once; may be called by another thread, which need not wait for it."""
+        """Kill the process without waiting for its end. May be called from another thread."""
         if self._process.poll() is None:
             self._process.kill()
 
     def kill(self) -> None:
-        """End it at once, with or without an outcome. Idempotent."""
+        """Kill the process, whether or not it has an outcome. Idempotent."""
         self._channel.close()
         self.end()
         if isinstance(self._process, subprocess.Popen):
@@ -142,7 +141,7 @@ class FreshProcess:
             self._channel.sendall(framed(request))
 
     def _receive(self, timeout: float | None) -> bool:
-        """Take a message; return whether there was one within ``timeout`` seconds."""
+        """Receive a message; return whether one arrived within ``timeout`` seconds."""
         if not select.select([self._channel], [], [], timeout)[0]:
             return False
         try:

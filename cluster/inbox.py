@@ -54,10 +54,10 @@ class _Running:
 
 
 class Inbox:
-    """Passes on each report once, those of a chain in order, and none of a chain whose worker has left.
+    """Delivers each report once, the reports of a chain in order, and none of a chain whose worker has left.
 
-    A worker whose training process was replaced is another *incarnation* of it. The driver's decisions concern the
-    incarnations of which it has read that they joined, and so do the chains that it starts.
+    If a worker's training process is replaced, the worker becomes another *incarnation*. The driver's decisions, and
+    the chains that it starts, refer to the incarnations whose joining it has read.
 
     Thread-safe for the driver's thread, Dask's loop and its callback thread. Independent of Dask.
 
@@ -82,13 +82,13 @@ class Inbox:
             return tuple(self._workers)
 
     def incarnation_of(self, worker: WorkerId) -> str:
-        """Return the present incarnation of a worker, empty if it is not there."""
+        """Return the current incarnation of a worker, or an empty string if it is not present."""
         with self._changed:
             return self._workers[worker].incarnation if worker in self._workers else ""
 
     def join(self, worker: WorkerId, incarnation: str, slots: int = 1) -> list[ChainId]:
-        """Add a worker that trains so many chains side by side; return the chains lost with an earlier incarnation of
-        which no departure has been reported yet."""
+        """Add a worker with ``slots`` slots. Return the chains lost with its previous incarnation, if that one's
+        departure has not been reported yet."""
         with self._changed:
             lost: list[ChainId] = []
             if worker in self._workers:
@@ -109,8 +109,8 @@ class Inbox:
         *,
         incarnation: str | None = None,
     ) -> list[ChainId]:
-        """Remove a worker, unless it has become another incarnation than the one that is given; return the chains lost
-        with it. ``message``: the cause, if known."""
+        """Remove a worker, unless ``incarnation`` is given and is not its current one; return the chains lost with it.
+        ``message``: the cause, if known."""
         with self._changed:
             present = self._workers.get(worker)
             if present is None or incarnation not in (None, present.incarnation):
@@ -127,7 +127,7 @@ class Inbox:
             return lost
 
     def _drop(self, chain: ChainId) -> _Running | None:
-        """Remove a chain, and return it if it was there."""
+        """Remove a chain; return it, or ``None`` if there was no such chain."""
         running = self._chains.pop(chain, None)
         if running is not None:
             self._orphaned.pop(chain, None)
@@ -141,8 +141,9 @@ class Inbox:
     def begin(
         self, chain: ChainId, worker: WorkerId, gang: tuple[WorkerId, ...] = (), *, last: StateRef | None = None
     ) -> list[str]:
-        """Record that a chain will start, which ends with the state ``last``; return the incarnations of its worker and
-        of its gang to which it is to be sent: none if its worker, as far as the driver knows it, has left."""
+        """Record that a chain will start, and that it ends with the state ``last``. Return the incarnations of its
+        worker and of its gang's workers to which it must be sent. Return none if the worker, as far as the driver
+        knows, has left."""
         with self._changed:
             present = self._read(host_of(worker))
             if present is None or worker not in present.slots:
@@ -159,12 +160,12 @@ class Inbox:
             return [member.incarnation if member is not None else "" for member in (present, *members)]
 
     def _read(self, worker: WorkerId) -> _Present | None:
-        """Return a worker if the driver has read that its present incarnation joined."""
+        """Return a worker if the driver has read that its current incarnation joined."""
         present = self._workers.get(worker)
         return present if present is not None and present.read else None
 
     def refuse(self, chain: ChainId, why: str) -> bool:
-        """Note that one of a running chain's gang could not join it; return ``False`` if it does not run."""
+        """Record that a worker could not join the gang of a chain. Return ``False`` if the chain is not running."""
         with self._changed:
             running = self._chains.get(chain)
             if running is None or running.ended:
@@ -173,20 +174,20 @@ class Inbox:
             return True
 
     def orphaned(self) -> list[ChainId]:
-        """Return the running chains of whose gangs one has left."""
+        """Return the running chains whose gang has lost a worker."""
         with self._changed:
             return [chain for chain, running in self._orphaned.items() if not running.ended]
 
     def runs_on(self, chain: ChainId) -> WorkerId | None:
-        """Return the worker of a chain that has started and has neither ended nor been lost."""
+        """Return the worker of a running chain; ``None`` if the chain has ended, is lost or was never started."""
         with self._changed:
             running = self._chains.get(chain)
             return running.worker if running is not None and not running.ended else None
 
     def receive(self, chain: ChainId, first: int, encoded: list[bytes]) -> None:
-        """Pass on the new ones among these reports of a chain, which are numbered from ``first``.
+        """Deliver those of a chain's reports that are new. They are numbered, starting at ``first``.
 
-        After a gap, none is passed on: all of them are repeated in the task's result.
+        After a gap, none is delivered: the task's result repeats all of them.
         """
         with self._changed:
             running = self._chains.get(chain)
@@ -211,13 +212,13 @@ class Inbox:
                 self._put(self._dated(report))
 
     def audited(self, report: AuditEnded) -> None:
-        """Pass on the end of an audit, unless its worker has left."""
+        """Deliver the end of an audit, unless its worker has left."""
         with self._changed:
             if report.worker in self._workers:
                 self._put(self._dated(report))
 
     def forget(self, chain: ChainId) -> None:
-        """Remove a chain whose task has ended; if its end was not reported, the chain is lost."""
+        """Remove a chain whose task has ended. If the chain's end was not reported, report the chain as lost."""
         with self._changed:
             running = self._drop(chain)
             if running is not None and not running.ended:
@@ -246,8 +247,8 @@ class Inbox:
             return reports
 
     def _dated(self, report: Report) -> Report:
-        """Replace the time of a report by this process's clock if the worker's is wrong. Otherwise the next loss of a
-        worker whose clock is off by an hour would be counted as an hour of training."""
+        """Replace a report's time by this process's clock if the worker's clock is wrong. Otherwise, when a worker
+        whose clock is off by an hour is lost, an hour would be counted as training."""
         if isinstance(report, BoundaryMissed):
             return report
         if isinstance(report, BoundaryReached):

@@ -1,4 +1,4 @@
-"""Requests to workers outside of chains: to try a model out, to measure step backends, to look at inputs."""
+"""Requests to workers outside of chains: to try out a model, to measure step backends, to compute digests of inputs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hpstage.cluster.messages import LookAt, Measure, TryOut, encode
 from hpstage.plan.facts import WorkerId
 
 _TURN = 5.0
-"""Seconds for which a request waits for its turn on a worker that other searches may use."""
+"""Seconds that a request waits for its turn on a worker, which other searches may use."""
 _LOOK = 0.5
-"""Seconds between two checks of whether a worker is still there."""
+"""Seconds between two checks whether a worker is still present."""
 
 
 class Inquiries:
@@ -40,11 +40,11 @@ class Inquiries:
         self._begun: set[str] = set()
 
     def begun(self, key: str) -> None:
-        """Note that a worker has begun to answer. Called on Dask's threads."""
+        """Record that a worker has begun to answer. Called on Dask's threads."""
         self._begun.add(key)
 
     def answers(self, workers: Sequence[WorkerId], request: TryOut | Measure | LookAt) -> list[dict[str, Any]]:
-        """Return the answers of these workers, of which some may have none."""
+        """Send a request to these workers; return their answers. A worker may give none."""
         self._begun.clear()
         encoded = encode(request)
         sent = []

@@ -1,4 +1,4 @@
-"""A Dask worker in the process of the search that it works for."""
+"""A Dask worker inside the process of its search."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from distributed import Worker
 from hpstage.cluster.fork_server import ForkServer
 
 _HEARTBEAT = 5.0
-"""Seconds between two heartbeats. The scheduler requests two a second, each of which takes milliseconds that training
-could have; a worker in the scheduler's own process cannot be lost without it."""
+"""Seconds between two heartbeats. By default, the scheduler requests two a second, each of which takes milliseconds
+from training. A worker in the scheduler's own process cannot be lost separately."""
 
 
 class LocalWorker(Worker):  # type: ignore[misc]
@@ -30,7 +30,7 @@ class LocalWorker(Worker):  # type: ignore[misc]
         self.fork_server = fork_server
 
     def start_http_server(self, *_: Any, **__: Any) -> None:
-        """Serve no pages: the scheduler's show all, and Dask would serve these on all interfaces."""
+        """Serve no pages: the scheduler's pages show all, and Dask would serve a worker's pages on all interfaces."""
 
     async def heartbeat(self) -> None:
         await super().heartbeat()  # which sets the scheduler's interval

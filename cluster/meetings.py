@@ -1,4 +1,4 @@
-"""Where the workers of a gang meet: the leader calls each of the others, whose task waits for its call."""
+"""How the workers of a gang meet: the leader calls each of the others, whose Dask task waits for this call."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from hpstage.cluster.messages import decode_report, encode
 from hpstage.plan.messages import ChainEnded
 
 BUSY = "it is busy with another search"
-"""Why a worker does not come."""
+"""The reason why a worker does not join."""
 
 
 class Meeting:
-    """Of one chain, on a worker that is to follow. For the worker's event loop."""
+    """The meeting of one chain's gang, on a worker that follows the leader. Used on the worker's event loop."""
 
     def __init__(self) -> None:
         self._address: asyncio.Future[str] = asyncio.Future()
         self._has_come = asyncio.Event()
 
     def announce(self, address: str) -> None:
-        """Give the worker's task the address at which the gang meets; with ``""`` it stops waiting."""
+        """Pass the gang's meeting address to the worker's task. An empty string makes the task stop waiting."""
         if not self._address.done():
             self._address.set_result(address)
 
     async def call(self, address: str, timeout: float) -> bool:
-        """Announce where the gang meets; return whether the worker comes. It does not while another run's task
-        holds the worker."""
+        """Announce where the gang meets; return whether the worker joins. It does not join while the task of another
+        run occupies it."""
         self.announce(address)
         try:
             await asyncio.wait_for(self._has_come.wait(), timeout)
@@ -36,13 +36,13 @@ class Meeting:
         return True
 
     async def join(self) -> str:
-        """Wait, as the worker's task, for the leader's call; return where the gang meets."""
+        """In the worker's task: wait for the leader's call; return where the gang meets."""
         self._has_come.set()
         return await asyncio.shield(self._address)
 
 
 def apart(report: bytes, why: str) -> bytes:
-    """Return a chain's report; if it is that of its stop, one with the reason why its gang has not met."""
+    """Return a chain's report. If it reports that the chain was stopped, add the reason why the gang did not meet."""
     ended = decode_report(report)
     if not isinstance(ended, ChainEnded) or ended.outcome != "stopped":
         return report
@@ -50,5 +50,5 @@ def apart(report: bytes, why: str) -> bytes:
 
 
 def handler_of(name: str) -> str:
-    """Return the name of the Dask handler of such calls to a run."""
+    """Return the name of the Dask handler that receives a run's calls."""
     return f"{name}-meeting"

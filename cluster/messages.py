@@ -20,7 +20,7 @@ from hpstage.plan.messages import Amendment, Audit, AuditEnded, AuditId, Chain, 
 from hpstage.schedule import Scalar
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-"""Version of this process. Another one does not load the code of functions that it packs."""
+"""Python version of this process. Another version cannot load the code of functions that this process packs."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -34,9 +34,9 @@ class Problem(msgspec.Struct, frozen=True):
 class Description(msgspec.Struct, frozen=True):
     """A worker's description of itself once it has the trainable.
 
-    ``incarnation``: names its training process, among all that there ever are. ``cuda``: whether it has a CUDA device.
-    ``slots``: how many chains it trains side by side. ``devices``: those that it trains on, by UUID; none where
-    it shares one by intent.
+    ``incarnation``: unique name of its training process. ``cuda``: whether the worker has a CUDA device. ``slots``:
+    number of chains that it trains side by side. ``devices``: UUIDs of the devices on which it trains; empty if it
+    shares one intentionally.
     """
 
     worker: str
@@ -84,10 +84,11 @@ Order = Stop | Amend | Expect | BeginAudit | EndAudit
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """Unpack the trainable, and describe the process as it would train. Replied to with :class:`Loaded`.
+    """Unpack the trainable, and describe the process that will train it. The reply is :class:`Loaded`.
 
-    ``script``: to be imported first (:mod:`hpstage.cluster.script`). ``arguments``: of the driver's command line, its
-    name first; ``None`` keeps those of the process. ``python``: the driver's version, which has packed the trainable.
+    ``script``: script to import first (:mod:`hpstage.cluster.script`). ``arguments``: the driver's command line, the
+    program's name first; ``None`` keeps the arguments of the process. ``python``: Python version of the driver, which
+    has packed the trainable.
     """
 
     trainable: bytes
@@ -105,27 +106,27 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 class TryOut(msgspec.Struct, frozen=True, tag=True):
-    """Set up and evaluate untrained. Replied to with metrics, or none. ``checkpoints``: the store, pickled."""
+    """Evaluate an untrained model. The reply contains its metrics, or none. ``checkpoints``: the pickled store."""
 
     initial: dict[str, Scalar]
     checkpoints: bytes
 
 
 class Measure(msgspec.Struct, frozen=True, tag=True):
-    """Measure the step backends. Replied to with what :meth:`hpstage.executor.Executor.measure` returns."""
+    """Measure the step backends. The reply is what :meth:`hpstage.executor.Executor.measure` returns."""
 
     initial: dict[str, Scalar]
     steps: float
 
 
 class LookAt(msgspec.Struct, frozen=True, tag=True):
-    """Digest inputs of training. Replied to with what :meth:`hpstage.executor.Executor.look_at` returns."""
+    """Compute digests of inputs of training. The reply is what :meth:`hpstage.executor.Executor.look_at` returns."""
 
     inputs: tuple[str, ...]
 
 
 class Train(msgspec.Struct, frozen=True, tag=True):
-    """Train a chain, in the ``slot`` of this name. The reply contains nothing; results are in its reports."""
+    """Train a chain in the slot of this name. The reply is empty: results are sent as reports."""
 
     chain: Chain
     slot: WorkerId
@@ -133,8 +134,8 @@ class Train(msgspec.Struct, frozen=True, tag=True):
 
 
 class Follow(msgspec.Struct, frozen=True, tag=True):
-    """Train a chain with the worker that leads it and waits at ``address``, as number ``rank`` of its gang. Replied to
-    with why it could not be joined, or with an empty string."""
+    """Join a chain's gang as number ``rank``; its leader waits at ``address``. The reply is the reason why joining
+    failed, or an empty string."""
 
     chain: Chain
     address: str
@@ -143,14 +144,14 @@ class Follow(msgspec.Struct, frozen=True, tag=True):
 
 
 class Retrain(msgspec.Struct, frozen=True, tag=True):
-    """Train a segment again, and compare. Replied to with :class:`~hpstage.execution.retraining.Retrained`."""
+    """Retrain a segment and compare. The reply is a :class:`~hpstage.execution.retraining.Retrained`."""
 
     segment: Segment
     checkpoints: bytes
 
 
 class Perform(msgspec.Struct, frozen=True, tag=True):
-    """Train a run of a check. Replied to with its :class:`~hpstage.execution.runs.Record`. ``states``: the folder."""
+    """Perform a run of a check. The reply is a :class:`~hpstage.execution.runs.Record`. ``states``: a folder."""
 
     run: Run
     states: str
@@ -179,7 +180,7 @@ class Reported(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The encoded result of a request: to train the chain ``of``, or without it, of the last other request."""
+    """The encoded result of the request to train the chain ``of``, or without ``of``, of the last other request."""
 
     value: msgspec.Raw = msgspec.Raw(b"\xc0")  # nil
     of: ChainId | None = None
@@ -201,7 +202,7 @@ class Received(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True):
-    """The process is there."""
+    """The process is alive."""
 
 
 Reply = Reported | Done | Raised | Received | Pong

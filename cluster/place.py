@@ -14,15 +14,16 @@ from hpstage.errors import UsageError
 
 @runtime_checkable
 class Cluster(Protocol):
-    """A cluster as Dask's own are, and dask-gateway's, whose class is none of Dask's. Some have ``security``, too."""
+    """The interface of Dask's clusters. dask-gateway's cluster also has it, without being a subclass. Some clusters
+    have ``security``, too."""
 
     scheduler_address: str | None
     status: object
-    """One of Dask's, or its name."""
+    """A status of Dask's, or its name."""
 
 
 class Place:
-    """A cluster that is given, or one on this machine that is started when it is opened.
+    """A given cluster, or a local cluster that :meth:`open` starts.
 
     Args:
         given: a cluster, or a client of it; neither is modified or closed.
@@ -47,17 +48,17 @@ class Place:
         self._given = given
         self._sizes = n_workers, gpus, workers_per_gpu
         self.fork_server: ForkServer | None = None
-        """Forks the training processes of the local cluster, which takes it over."""
+        """Forks the training processes of the local cluster, which closes it."""
         self.cluster: LocalCluster | None = None
-        """The local cluster, once it is there."""
+        """The local cluster, once it is started."""
 
     @property
     def is_given(self) -> bool:
         return self._given is not None
 
     def open(self, gpus_per_worker: int) -> tuple[str | LocalCluster, Security | None]:
-        """Return what to connect to, and how. Raises :class:`UsageError` if the given client or cluster is closed, and
-        what :func:`local_cluster` does."""
+        """Return the address or cluster to connect to, and its security. Raises :class:`UsageError` if the given client
+        or cluster is closed, and the errors of :func:`local_cluster`."""
         if self._given is None:
             n_workers, gpus, workers_per_gpu = self._sizes
             server, self.fork_server = self.fork_server, None  # which closes with the cluster

@@ -15,8 +15,8 @@ from distributed import Client, LocalCluster
 
 
 class ClientOnce(Client):  # type: ignore[misc]
-    """A client that never reconnects. Dask's would reconnect after losing its scheduler, but receive nothing from the
-    next one: topics, plugins and futures belong to the lost one."""
+    """A client that never reconnects. Dask's client would reconnect after losing its scheduler, but would receive
+    nothing from the next one, since its topics, plugins and futures belong to the lost scheduler."""
 
     async def _reconnect(self) -> None:
         pass
@@ -37,17 +37,17 @@ class ClientOnce(Client):  # type: ignore[misc]
 
 
 def start_workers(cluster: LocalCluster) -> None:
-    """Start the workers in a cluster's ``worker_spec``; ``scale()`` would do so later, and suppress errors."""
+    """Start the workers in a cluster's ``worker_spec``. ``scale()`` would start them later, and suppress errors."""
     cluster.sync(cluster._correct_state)
 
 
 def is_fixed(cluster: object) -> bool:
-    """Return whether nobody has called ``adapt()`` of a cluster, who would ask how many workers to have."""
+    """Return whether a cluster's size is fixed: nobody has called its ``adapt()``."""
     return isinstance(cluster, LocalCluster) and cluster._adaptive is None
 
 
 def draw_apart() -> None:
-    """Let Dask draw from a generator of its own, where it estimates the sizes of messages: its event loop runs next to
-    the user's code, and next to training by ``InlineExecutor``, whose numbers it would draw from ``random``."""
+    """Make Dask use a separate random generator when it estimates the sizes of messages. Otherwise, its event loop
+    would draw numbers from ``random``, which the user's code and training by ``InlineExecutor`` draw from as well."""
     module: Any = dask.sizeof
     module.random = random.Random()

@@ -1,7 +1,7 @@
-"""Packs a trainable for sending it to the processes that train it, and explains failures.
+"""Packs a trainable for sending it to training processes, and explains failures.
 
-What this process has set for itself goes with it: those processes import the modules that it has imported, and the
-script, but not what the script does under ``if __name__ == "__main__":``.
+The trainable is sent with the settings that this process has changed. Training processes import the modules that this
+process has imported, and the script, but do not run the script's code under ``if __name__ == "__main__":``.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from hpstage.training.identity.settings import refuse_modes, settings_here, writ
 def pack(trainable: object, libraries: Collection[str]) -> bytes:
     """Pickle the trainable with cloudpickle: definitions in its script are included, its imports are not.
 
-    A process that unpickles it has the settings of this one: of Python, NumPy, and the ``libraries`` that its code
-    names.
+    A process that unpickles it first applies the settings of this one: those of Python, of NumPy, and of the
+    ``libraries`` that its code names.
 
     Raises:
-        UsageError: a part of it cannot be sent; names the attribute that holds it.
-        StateError: a mode of torch is open, which training does not see.
+        UsageError: a part of it cannot be sent; the message names the attribute that holds it.
+        StateError: a mode of torch is active, which would be missing in training.
     """
     refuse_modes()
     try:
@@ -46,9 +46,9 @@ def pack(trainable: object, libraries: Collection[str]) -> bytes:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-    """Pickles modules of classes of their own, as in ``torch.backends``, by name, too. Classes that are sent whole keep
-    their qualified names, by which their code is known: those of classes in functions and in other classes; and code
-    keeps its file, which tracebacks show."""
+    """Pickles modules of a subclass of ``ModuleType``, such as ``torch.backends``, by name as well. Classes that are
+    sent whole keep their qualified names, by which their code is identified, also if they are defined in functions or
+    other classes. Code objects keep their file names, which tracebacks show."""
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -67,7 +67,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
 
 
 _NO_FILE = "<dynamic-code>"
-"""What cloudpickle has in its place."""
+"""The file name that cloudpickle uses instead."""
 
 
 def _dumps(value: object) -> bytes:
@@ -77,7 +77,7 @@ def _dumps(value: object) -> bytes:
 
 
 class _Shipped:
-    """Pickles as what unpickling it gives: the trainable, in a process that is then set up for it."""
+    """Pickles so that unpickling applies the settings and returns the trainable itself."""
 
     def __init__(self, trainable: object, settings: Mapping[str, Any], patched: Mapping[str, str]) -> None:
         self._parts = trainable, settings, patched
@@ -87,10 +87,10 @@ class _Shipped:
 
 
 def _unpacked(trainable: object, settings: Mapping[str, Any], patched: Mapping[str, str]) -> object:
-    """Return the trainable, once this process has the settings of the one that has packed it.
+    """Apply the settings of the process that packed the trainable; return the trainable.
 
     Raises:
-        UsageError: that cannot be; or libraries were altered there, and not here.
+        UsageError: a setting cannot be applied, or libraries were patched there, and not here.
     """
     try:
         write_all(settings)

@@ -62,19 +62,19 @@ from hpstage.plan.messages import AuditId, ChainEnded
 logger = logging.getLogger("hpstage")
 
 _GRACE = 2.0
-"""Seconds a training process has to end its step and close; Dask's nanny kills a worker after four."""
+"""Seconds for a training process to end its step and close. Dask's nanny kills a worker after four."""
 _TURN = 5.0
-"""Seconds for which a gang waits for a worker on which another run trains."""
+"""Seconds that a gang waits for a worker on which another run trains."""
 _LOOK = 0.02
-"""Seconds between two looks whether the last chains of a worker that leaves have ended."""
+"""Seconds between two checks whether the last chains of a departing worker have ended."""
 _GANG_LEFT = "the leader of its gang has left, and it still waited for that"
-"""Why a process is ended that is not to blame."""
+"""The reason for ending a process that has done nothing wrong."""
 
 _turns: WeakKeyDictionary[Worker, Turn] = WeakKeyDictionary()
 
 
 class _Replaced(TrainingProcessLost):
-    """Another training process is there than the one that a chain was started for."""
+    """The training process for which a chain was started has been replaced by another one."""
 
 
 class Site:
@@ -116,7 +116,7 @@ class Site:
         worker.handlers[handler_of(name)] = self.meet
 
     async def open(self) -> None:
-        """Start a process; return once the driver was notified that it is ready, or why it is not."""
+        """Start a training process; return once the driver has been notified that it is ready, or why it is not."""
         try:
             await self._bring_up()
         finally:
@@ -160,7 +160,7 @@ class Site:
         return self._trainer is not None and self._trainer.killed
 
     async def _start(self) -> Loaded:
-        """Start a process and have it unpack the trainable. Raises :class:`TrainingProcessLost` if it ends doing so."""
+        """Start a process that unpacks the trainable. Raises :class:`TrainingProcessLost` if the process ends first."""
         try:
             trainer = await Trainer.start(self._worker)
         except OSError as error:
@@ -174,7 +174,7 @@ class Site:
         return await trainer.answer(decode_loaded)
 
     def _notice(self, clause: str) -> None:
-        """Have the driver log a notice about the training process."""
+        """Make the driver log a notice about the training process."""
         publish(self._worker, self._name, {"notice": f"worker {self._worker.address}: its training process {clause}"})
 
     async def _keep(self) -> None:
@@ -191,7 +191,7 @@ class Site:
                 self._settled.set()
 
     async def _lose(self, trainer: Trainer) -> None:
-        """Report to the driver, once, that a process has ended; return when that is done."""
+        """Report the end of a process to the driver. Does so once per process, and returns when it is done."""
         async with self._losing:
             if self._trainer is trainer and not self._closed:
                 await trainer.read_out()
@@ -210,7 +210,7 @@ class Site:
         publish(self._worker, self._name, lost)
 
     async def _ready(self, incarnation: str | None = None) -> Trainer:
-        """Return the training process. Raises :class:`TrainingProcessLost` if it is another incarnation than this."""
+        """Return the training process. Raises :class:`TrainingProcessLost` if it is not of the given incarnation."""
         await self._settled.wait()
         if self._trainer is None or self._closed or self.description is None:
             raise TrainingProcessLost("could not be started again")
@@ -286,7 +286,7 @@ class Site:
         return reports
 
     async def train_directly(self, *arguments: Any) -> list[bytes]:
-        """Like :meth:`train`, but not as a task of Dask's, which would be cancelled before the site is closed."""
+        """Same as :meth:`train`, but not as a Dask task, which would be cancelled before the site is closed."""
         task = asyncio.current_task()
         assert task is not None
         self._direct.add(task)
@@ -296,7 +296,7 @@ class Site:
             self._direct.discard(task)
 
     async def _call(self, member: WorkerId, gathering: Gathering) -> None:
-        """Announce to a worker of a gang where it meets. If the worker does not come, the gang does not form."""
+        """Send a worker of the gang the address where the gang meets. If the worker does not join, stop the chain."""
         try:
             comes = await getattr(self._worker.rpc(member), handler_of(self._name))(
                 chain=gathering.chain, address=gathering.address
@@ -309,8 +309,7 @@ class Site:
             self._trainer.send(Stop(gathering.chain, keep=False))
 
     async def meet(self, chain: str, address: str) -> bool:
-        """Handle the call of the worker that leads a gang, with the address where it meets; return whether this worker
-        comes."""
+        """Handle the call of a gang's leader, which passes the meeting address; return whether this worker joins."""
         comes = await self._meetings[ChainId(chain)].call(address, _TURN)
         if not comes:
             self._meetings.pop(ChainId(chain), None)
@@ -361,7 +360,7 @@ class Site:
 
     @asynccontextmanager
     async def _shared_turn(self) -> AsyncIterator[None]:
-        """A turn that the chains of this run share, unless another run waits for its own."""
+        """Hold a turn, which the chains of this run share unless another run waits for its turn."""
         turn = self._turn()
         async with self._entering:
             if not self._sharing or turn.waiting:
@@ -396,7 +395,7 @@ class Site:
                 self._early[chain].append(order)
 
     def make_way(self, audit: AuditId | None = None) -> None:
-        """End the audit of this run, or only the one that is named."""
+        """End the audit of this run. If ``audit`` is given, end only the audit of that name."""
         end = asyncio.create_task(self._auditing.end(audit))
         self._ends.add(end)
         end.add_done_callback(self._ends.discard)
@@ -414,7 +413,7 @@ class Site:
                 self._trainer.send(Stop(chain, keep=False))
 
     def _dismiss(self, key: str) -> None:
-        """Let a task that waits for the call of its leader wait no longer."""
+        """Make a task stop waiting for the call of its leader."""
         self._meetings[self._following[key]].announce("")
 
     def _give_up(self, key: str) -> None:
@@ -422,7 +421,7 @@ class Site:
             self._trainer.give_up(_GANG_LEFT)
 
     async def leave(self) -> None:
-        """Begin no more chains, since the worker will be gone soon; return once the states of those here are kept."""
+        """Prepare for the end of the worker: begin no more chains. Return once the running chains are saved."""
         self._leaving = True
         await self._auditing.end()
         for chain in self._running:

@@ -1,8 +1,8 @@
 """A worker under a supervisor: ``python -m hpstage.cluster.supervised_worker PID ARGUMENTS-OF-DASK-WORKER``.
 
-It dies with the supervisor, however that ends. As Dask's ``--preload`` it makes SIGTERM, which spot instances and
-evicted pods get some time before their end, keep the states of what is trained, and then retire the worker, so that the
-scheduler knows that it leaves voluntarily, and no task that ran on it is blamed.
+The worker dies with its supervisor, however that ends. The module is also a ``--preload`` of Dask: on SIGTERM, the
+worker saves the states of its running chains and then retires. Spot instances and evicted pods receive SIGTERM some
+time before their end. The scheduler then knows that the worker leaves voluntarily, and blames none of its tasks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from distributed import Worker
 from hpstage.execution.lifetime import die_with
 
 _KEEPING = 8.0
-"""Seconds for keeping states, which with those below are within what the supervisor grants."""
+"""Seconds for saving states. Together with those below, it is less than what the supervisor grants."""
 _RETIRING = 10.0
 """Seconds to wait for the scheduler's answer, since it may be gone, too."""
 

@@ -1,4 +1,4 @@
-"""Keeps worker processes running until stopped. What happens to the chain of one that dies:
+"""Keeps worker processes running until stopped. For the chain of one that dies, see
 :mod:`hpstage.scheduler.lost_workers`."""
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 30.0
 _STEADY = 60.0
-"""Seconds after which a process that ends is restarted without an increased delay."""
+"""A process that ran for this many seconds is restarted without an increased delay."""
 _GRACE = 20.0
-"""Seconds for processes to end. Cluster schedulers kill after 30."""
+"""Seconds for processes to end. Cluster schedulers kill them after 30."""
 
 
 @dataclass(frozen=True, slots=True)

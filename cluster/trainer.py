@@ -50,9 +50,9 @@ logger = logging.getLogger("hpstage")
 Result = TypeVar("Result")
 
 _LAST_WORDS = 1.0
-"""Seconds after its end within which a process's last messages must have been read."""
+"""Seconds to wait for the last messages of a process after its end."""
 _LET_GO = 10.0
-"""Seconds that the system has to end a process that is killed; one that waits in a driver may be there for ever."""
+"""Seconds to wait for the system to end a killed process. A process that waits in a device driver may never end."""
 
 
 class TrainingProcessLost(Exception):
@@ -62,15 +62,15 @@ class TrainingProcessLost(Exception):
 class Trainer:
     """A training process, and the channel to it. Used on a single event loop, which outlives it.
 
-    It has the current search paths, files and variables of this process, but imports modules itself, from the files as
-    they are now. It ends with this process, however that ends.
+    The process inherits this process's current search paths, open files and environment variables, but imports modules
+    itself, so that it reads the files as they are now. It ends when this process ends, for whatever reason.
 
     Attributes:
-        answers, reports: how often it has answered a ping, and reported.
-        received: the chains that have arrived there.
-        killed: whether it was ended from outside: by SIGKILL, as by the system when memory runs out, or by SIGTERM
-            before it ignored that.
-        given_up: why its worker has ended it, which is nothing that it trains; empty if it has not.
+        answers, reports: number of pings that it has answered, and number of its reports.
+        received: chains that the process has received.
+        killed: whether the process was killed from outside: by SIGKILL, as the system does when memory runs out, or by
+            SIGTERM before the process ignored it.
+        given_up: the reason why its worker has ended it, other than its training; empty if the worker has not.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Trainer:
             self._writer.write(framed(message))
 
     def ping(self) -> None:
-        """Request an answer; :attr:`answers` grows with each."""
+        """Request an answer, which increments :attr:`answers`."""
         self.send(Ping())
 
     async def answer(
@@ -113,8 +113,8 @@ class Trainer:
         *,
         of: ChainId | None = None,
     ) -> Result:
-        """Return the result of the request to train a chain, or of the last other one, decoded; ``on_report`` receives
-        the encoded reports before it.
+        """Wait for the result of a request and return it decoded: the request to train the chain ``of``, or without
+        ``of`` the last other request. ``on_report`` is called with each encoded report before the result.
 
         Raises:
             TrainingProcessLost: the process has ended.
@@ -142,7 +142,7 @@ class Trainer:
                 self.received.discard(of)
 
     def watch(self, limit: float, training: Callable[[], bool], warn: Callable[[str], None]) -> None:
-        """End it once it has neither answered nor computed for ``limit`` seconds; see :class:`Watch`."""
+        """Start a :class:`Watch`: the process is ended if it neither answers nor computes for ``limit`` seconds."""
         watching = asyncio.create_task(Watch(self, limit, training, warn).run())
         self._end.add_done_callback(lambda _: watching.cancel())
 
@@ -166,15 +166,15 @@ class Trainer:
             self._writer.close()
 
     async def ended(self) -> str:
-        """Wait until the process has ended and return how."""
+        """Wait until the process has ended; return a description of how it ended."""
         return await asyncio.shield(self._end)
 
     async def read_out(self) -> None:
-        """Wait until all is read that it has sent, once it has ended."""
+        """After the end of the process, wait until all its messages have been read."""
         await asyncio.wait([self._dispatching])
 
     def give_up(self, why: str) -> None:
-        """End the process at once, since it may wait forever; do not wait for the system to let go of it."""
+        """Kill the process, which may wait forever, without waiting until the system has ended it."""
         self.given_up = why
         self.kill()
         asyncio.get_running_loop().call_later(_LET_GO, self._bury)
@@ -189,7 +189,7 @@ class Trainer:
             self._process.kill()
 
     async def finish(self, limit: float) -> None:
-        """Ask the process to end; after ``limit`` seconds it is killed."""
+        """Request the process to end; kill it after ``limit`` seconds."""
         self.send(Finish())
         try:
             await asyncio.wait_for(self.ended(), limit)
@@ -214,7 +214,7 @@ class Trainer:
 
 
 async def _forked(worker: Worker, files: tuple[int, int]) -> tuple[Forked, socket.socket] | None:
-    """Fork a process, which takes milliseconds, for a worker that has a server for that; ``None`` if that cannot be."""
+    """Fork a process, which takes milliseconds; return ``None`` if the worker has no fork server, or forking fails."""
     if not isinstance(worker, LocalWorker) or worker.fork_server is None:
         return None
     ours, theirs = socket.socketpair()

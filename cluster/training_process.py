@@ -84,9 +84,9 @@ from hpstage.training.trainables import as_trainable
 logger = logging.getLogger("hpstage")
 
 _LOOK = 0.5
-"""Seconds between two looks whether memory is short."""
+"""Seconds between two checks whether memory is scarce."""
 _ORPHANED = 1
-"""Exit status when the worker is gone, so that nothing reads it."""
+"""Exit status when the worker is gone. Nothing reads it then."""
 
 
 def main(channel: int, parent: int, worker: str) -> None:
@@ -137,8 +137,8 @@ def _leave_signals_to_the_worker() -> None:
 
 
 def _close_in_children(channel: int) -> None:
-    """Close it in processes that are forked: they would hold it open after this one has ended. Only if it still is what
-    it was here: in a fork of a fork its number may be another file's."""
+    """Close the channel in forked processes, which would otherwise hold it open after this one has ended. Close it only
+    if it is still the same file: in a fork of a fork, its number may belong to another one."""
     own = os.fstat(channel)
 
     def close() -> None:
@@ -204,23 +204,23 @@ class _Training:
         self._send(Reported(encode(report), report.chain))
 
     def _report_late(self, report: ChainReport) -> None:
-        """Send a report that had to wait until a state was written. Called in the thread that writes."""
+        """Send a report that had to wait until a state was written. Called in the writing thread."""
         try:
             self._report(report)
         except BrokenPipeError:
             os._exit(_ORPHANED)
 
     def answer(self, reply: Received | Pong) -> None:
-        """Answer that the process is there, or has received a chain. May be called by any thread."""
+        """Answer that the process is alive, or that it has received a chain. May be called by any thread."""
         self._send(reply)
 
     def wake(self) -> None:
-        """Have the running chains joined by one that was requested, at their next step. May be called by any thread."""
+        """Make a requested chain join the running chains at their next step. May be called by any thread."""
         if self._bundle is not None:
             self._bundle.pause()
 
     def expect(self, keys: Sequence[StateKey]) -> None:
-        """Have states fetched from which chains will start. May be called by any thread."""
+        """Start fetching the states from which the next chains will start. May be called by any thread."""
         bundle = self._bundle
         if bundle is not None:
             bundle.expect(keys)
@@ -362,7 +362,7 @@ class _Training:
 
 
 def _live_cache() -> LiveCache:
-    """Return a cache that gives memory back when it is short, also while a step trains."""
+    """Return a cache that releases memory when it becomes scarce, even during a step."""
     memory = HostMemory()
     own = os.environ.get(LIVE)
     host_bytes = memory.live_bytes() if own is None else BYTES.of(LIVE, own)

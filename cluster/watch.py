@@ -1,8 +1,8 @@
-"""Notices a training process that no longer answers, or that waits for something forever.
+"""Detects a training process that no longer answers, or that waits for something forever.
 
-A process answers in a thread of its own, also during a step, however long that takes. Code that holds Python's lock
-keeps it from answering, but uses the processor. One that does neither is stopped (SIGSTOP), or waits in the kernel or
-in a driver, and nothing else ends it. What then happens to its chain: :mod:`hpstage.scheduler.lost_workers`.
+A process answers pings in a separate thread, even during a step, however long the step takes. Code that holds Python's
+lock prevents it from answering, but uses the processor. A process that does neither is stopped (SIGSTOP), or waits in
+the kernel or in a driver, and nothing else would end it. :mod:`hpstage.scheduler.lost_workers` handles its chain.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Protocol
 import psutil
 
 LEAST = 10.0
-"""Seconds of silence that are not too long on any machine, however loaded."""
+"""Minimum limit in seconds: a shorter silence is normal on a loaded machine."""
 _BEATS = 12
-"""How often it is pinged within the limit."""
+"""Number of pings within the limit."""
 _BUSY = 0.01
-"""Share of a processor's time from which on a process computes."""
+"""A process that uses at least this share of a processor's time is computing."""
 
 
 class Watched(Protocol):
-    """A training process. ``answers`` counts what it has answered, ``reports`` what it has reported."""
+    """A training process. ``answers``: number of pings answered. ``reports``: number of reports sent."""
 
     pid: int
     answers: int
@@ -37,9 +37,9 @@ class Watch:
     """Pings a process, and ends it if it has not answered for too long.
 
     Args:
-        limit: seconds after which a process is given up that neither answers nor computes.
-        training: returns whether it is to train at this moment.
-        warn: called with what users should know of the process, as a clause whose subject it is.
+        limit: seconds after which a process that neither answers nor computes is ended.
+        training: returns whether the process should be training at this moment.
+        warn: called with a clause for the user that describes the process, which is its subject.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Watch:
         self._process.give_up(f"it had neither answered nor computed for {self._limit:.0f} s")
 
     def beat(self, *, answered: bool, reported: bool, computes: bool) -> None:
-        """Take in what a process has done since the last beat."""
+        """Record the activity of the process since the last ping."""
         self._silent = 0 if answered or computes else self._silent + 1
         self._waiting = 0 if reported or computes or not self._training() else self._waiting + 1
         seconds = self._limit * 2 / _BEATS

@@ -136,12 +136,12 @@ class Search(ABC):
         return []
 
     def resized(self, workers: int) -> list[Action]:
-        """Handle that there are so many workers now. Not called for each that fails and is replaced."""
+        """Handle a new number of workers. Not called for each worker that fails and is replaced."""
         return []
 
     def idle(self, workers: int) -> list[Action]:
-        """Handle that so many workers have nothing to do, although all requested targets are assigned. Called of
-        asynchronous searches only, between results."""
+        """Handle a number of workers with nothing to do, although all requested targets are assigned. Called only in
+        asynchronous searches, between results."""
         return []
 
 
@@ -168,7 +168,7 @@ class Algorithm(ABC):
 
     @property
     def synchronous(self) -> bool:
-        """Whether its decisions are independent of the order in which results arrive."""
+        """Whether the algorithm's decisions are independent of the order in which results arrive."""
         return True
 
     @property
@@ -180,7 +180,7 @@ class Algorithm(ABC):
 
     @property
     def forks(self) -> bool:
-        """Whether it forks trials from others, which requires all to be of one length."""
+        """Whether the algorithm forks trials from others, which requires all to be of one length."""
         return False
 
     @property
@@ -191,7 +191,7 @@ class Algorithm(ABC):
 
     @property
     def multi_objective(self) -> bool:
-        """Whether it supports several objectives, that is, does not compare values."""
+        """Whether the algorithm supports several objectives, that is, does not compare values."""
         return False
 
     def check(self, setting: Setting) -> None:

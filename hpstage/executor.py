@@ -75,7 +75,7 @@ class Executor(ABC):
     """After ``open``: the most workers that can train a chain together (``Chain.gang``)."""
 
     devices: Devices = Devices()
-    """Those on which it may train. Set before ``open``."""
+    """The devices on which the executor may train. Set before ``open``."""
 
     can_audit: bool = False
     """After ``open``: whether idle workers can repeat earlier training (:meth:`audit`)."""
@@ -159,8 +159,8 @@ class Executor(ABC):
         """
 
     def expect(self, worker: WorkerId, keys: Sequence[StateKey]) -> None:  # noqa: B027  # not needed by most
-        """Let a worker fetch these states while it trains: its next chains are expected to start from them, soonest
-        first. A hint, which replaces an earlier one: it may be ignored, and fails nothing."""
+        """Suggest states that a worker may fetch while it trains: its next chains are expected to start from them,
+        soonest first. This replaces an earlier suggestion. An executor may ignore it, and it causes no failure."""
 
     def audit(self, worker: WorkerId, audit: Audit) -> None:
         """Begin an audit in a fresh process on a worker that trains nothing, and return at once. It must not slow down
@@ -176,9 +176,9 @@ class Executor(ABC):
         """End an audit at once; one that has ended ignores it."""
 
     def adapt(self, demand: Callable[[float, float], int]) -> None:  # noqa: B027  # for clusters that can grow
-        """Let the number of workers follow ``demand(now, start_seconds)``: how many the search can use where starting
-        one takes so many seconds. Called once, before the first :meth:`wait`; ``demand`` is to be called within
-        :meth:`wait` only. No worker that trains leaves for it."""
+        """Let the number of workers follow ``demand(now, start_seconds)``: the number that the search can use if
+        starting a worker takes so many seconds. Called once, before the first :meth:`wait`. ``demand`` may only be
+        called within :meth:`wait`. No worker that trains leaves because of it."""
 
     @abstractmethod
     def wait(self, timeout: float | None) -> list[Report]:

@@ -114,7 +114,7 @@ class Screen:
         self._due = over + (over - began) / _SHARE
 
     def follow_colours(self, doc: Document) -> None:
-        """Let the figures follow the browser's preference for light or dark, whenever it changes."""
+        """Adapt the figures to the browser's preference for light or dark, whenever it changes."""
         figures = [made for panel in self._panels for made in panel.figures]
         if figures:
             doc.js_on_event("document_ready", CustomJS(args={"figures": figures}, code=_COLOURS))

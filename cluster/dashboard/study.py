@@ -126,7 +126,7 @@ class StudyView:
         self._ranking = sorted(map(self._rank, self.standing.values()))
 
     def withdraw(self, trial: TrialId) -> None:
-        """Take a trial out of the ranking, before its end or its farthest result changes."""
+        """Remove a trial from the ranking, before its end or its farthest result changes."""
         result = self.standing.get(trial)
         if result is not None:
             del self._ranking[bisect_left(self._ranking, self._rank(result))]

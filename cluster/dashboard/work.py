@@ -17,7 +17,7 @@ _MOST_TEXT = 160
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a running chain is: the estimated ``step`` on a ``node``, and the share ``done`` of its path."""
+    """The position of a running chain: the estimated ``step`` on a ``node``, and the share ``done`` of its path."""
 
     node: Node
     step: int

@@ -52,7 +52,7 @@ class TrialRow:
 
     study: str
     tally: Tally = field(repr=False)
-    """That of its study."""
+    """The sums of its study."""
     targets: tuple[int, ...] = ()
     """Steps requested, in ascending order."""
     requested: int = 0
@@ -66,7 +66,7 @@ class TrialRow:
 
     @property
     def shared(self) -> int:
-        """Number of its steps that another trial had requested before."""
+        """Number of the trial's steps that another trial had requested before."""
         return self.requested - self.fresh
 
 

@@ -16,15 +16,15 @@ class AuditFigures:
     """The audits of a plan: of all studies, calls and drivers."""
 
     found: list[Audited] = field(default_factory=list)
-    """Those that came to an end, in the order in which they did: they have compared states, or found a difference."""
+    """The finished audits, in the order in which they ended: they have compared states, or found a difference."""
     stopped: int = 0
     """Number of audits that gave way to training."""
     failed: list[Audited] = field(default_factory=list)
-    """Those that could not train again, for the reason in ``message``."""
+    """The audits that could not retrain, for the reason in ``message``."""
     seconds: float = 0.0
-    """Of workers, for all audits: the work of no trial."""
+    """Worker seconds of all audits, which are charged to no trial."""
     waited: float = 0.0
-    """The part of them after a search had nothing left to train: the rest was idle time."""
+    """Seconds of these that workers spent after the search had nothing left to train; the rest was idle time."""
     _spans: dict[NodeId, list[tuple[int, int]]] = field(default_factory=dict, repr=False)
 
     def add(self, fact: Audited, plan: SearchPlan) -> None:
@@ -85,7 +85,7 @@ _NOUNS = {"segment": "segment", "trial": "whole trial", "winner": "winner"}
 
 
 def audited(share: float, differences: int, seconds: float) -> str:
-    """``14 % of the steps in 0.0120 h, 0 differences``."""
+    """Return text such as ``14 % of the steps in 0.0120 h, 0 differences``."""
     part = f"{100 * share:.0f} %" if not 0 < share < 0.005 else "less than 1 %"
     return f"{part} of the steps in {duration(seconds)}, {count_of(differences, 'difference')}"
 

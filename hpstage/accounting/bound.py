@@ -56,7 +56,7 @@ def lower_bound(tree: Iterable[Work], workers: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """How fast workers are at best, relative to one that trains one chain at a time.
+    """The highest speed of workers, relative to one that trains one chain at a time.
 
     Where several workers may train a chain together, a branch takes less time but not less work; where a worker trains
     siblings as one, there is less work but a branch takes no less time.

@@ -37,7 +37,7 @@ class Presence:
         self._most: dict[DriverId | None, int] = {}  # the most workers at a time of each driver, and of all together
 
     def advance(self, at: float) -> None:
-        """Note a time on the workers' clock."""
+        """Advance the present time on the workers' clock."""
         if at > self.now:
             self.now = at
 
@@ -49,19 +49,19 @@ class Presence:
             self._leave(fact.driver, host_of(worker), fact.at)
 
     def work(self, driver: DriverId, pool: str, workers: Iterable[WorkerId], at: float) -> None:
-        """Note that a driver has these workers, whether or not it has recorded them."""
+        """Record that a driver has these workers, whether or not it has recorded them itself."""
         self.advance(at)
         for worker in workers:
             self._join(driver, pool, host_of(worker), at)
 
     def end(self, driver: DriverId) -> None:
-        """Note that a driver is gone: its workers were present until the last report."""
+        """Record that a driver is gone: its workers were present until the last report."""
         for worker in list(self._pools.get(driver, ())):
             self._leave(driver, worker, self.now)
         self._pools.pop(driver, None)
 
     def serve(self, driver: DriverId, study: str) -> None:
-        """Note for which study a driver works."""
+        """Record for which study a driver works."""
         self._studies[driver] = study
 
     def drivers_of(self, study: str | None) -> set[DriverId]:

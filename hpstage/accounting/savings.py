@@ -189,7 +189,7 @@ class HasFrozenWork(Protocol):
 
 
 def skipped_work(of: HasFrozenWork) -> str:
-    """``1,234 of 2,000 batches (61.7%), about 34.1 s``; empty where no layer is frozen."""
+    """Return text such as ``1,234 of 2,000 batches (61.7%), about 34.1 s``; empty if no layer is frozen."""
     if not of.frozen_batches:
         return ""
     share = of.frozen_skipped / of.frozen_batches

@@ -29,7 +29,7 @@ class Sums:
     steps_unique: int = 0
     """Unique steps among those requested."""
     steps_first: int = 0
-    """Of these, the ones that no trial of any study had requested before."""
+    """Unique steps that no trial of any study had requested before."""
     steps_trained: int = 0
     steps_wasted: int = 0
     stages_done: int = 0

@@ -53,7 +53,7 @@ class Table:
             self.write_to(file)
 
     def write_to(self, file: TextIO) -> None:
-        """Write CSV, as :meth:`write_csv` does."""
+        """Write the table as CSV, as :meth:`write_csv` does."""
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(map(cell, self.columns))
         writer.writerows(map(cell, row) for row in zip(*self.columns.values(), strict=True))

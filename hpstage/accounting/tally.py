@@ -35,7 +35,7 @@ class Tally:
     _answered: dict[NodeId, int] = field(default_factory=dict)  # steps of each trial up to its last result, summed
 
     def end(self, trial: TrialId, end: End | None) -> None:
-        """Note how a trial has ended; ``None``: it has begun."""
+        """Record how a trial has ended; ``None``: it has begun."""
         if trial in self.ends:
             self.by_end[self.ends[trial]] -= 1
         self.ends[trial] = end
@@ -90,8 +90,8 @@ class NodeRow:
         self.reach = stop
 
     def complete(self) -> bool:
-        """Note that its stages are done, and return whether they were not before: all its requested steps are trained
-        now, and some had not been."""
+        """Record that all stages of a trial are done; return whether this is new: its requested steps are all trained
+        only now."""
         if self.done < self.reach <= self.front:
             self.done = self.reach
             return True

@@ -24,13 +24,14 @@ class Rounds(ABC):
     """The class of the library whose arguments data may be."""
     _arguments: ClassVar[frozenset[str]]
     _changing: ClassVar[frozenset[str]]
-    """Parameters that the library takes over between rounds as if they had been so from the beginning."""
+    """Parameters that may change between rounds, with the same effect as if they had had the value from the
+    beginning."""
     _whole: ClassVar[tuple[str, ...]]
-    """Those that are whole numbers: schedules give floats."""
+    """Parameters that are integers, although schedules give floats."""
     _exact: ClassVar[Mapping[str, Any]]
     """Parameters under which training is deterministic, unless others are given."""
     _only: ClassVar[Mapping[str, tuple[tuple[Any, ...], str]]]
-    """Parameters with the values under which a round depends on the model and its number alone, and why."""
+    """Parameters with the only values under which a round depends on nothing but the model and its number, and why."""
     _none: ClassVar[Any]
     """The model before the first round."""
 
@@ -88,7 +89,8 @@ class Rounds(ABC):
         """Train a further round, for which ``changed`` of ``params`` differ from those of the round before."""
 
     def _refused(self, params: Mapping[str, Any]) -> tuple[str, str] | None:
-        """Return the parameter that, with the others, makes a round depend on more, and why."""
+        """Return a parameter that makes a round depend on more than the model and its number, given the others, and
+        why."""
         return None
 
     def _at(self, step: int, hp: Mapping[str, Scalar]) -> dict[str, Any]:

@@ -159,8 +159,8 @@ class _Making:
 
 
 def _sent(make: Callable[[], object]) -> object:
-    """Make the trainable in a fork, as the process of a search, and unpickle it here: what it has in common with
-    another module is an object of its own after that, as in all other processes of the check."""
+    """Make the trainable in a fork, as the process of a search does, and unpickle it here. Objects that it shares with
+    another module are separate ones after that, as in all other processes of the check."""
     if sys.platform != "linux":
         return make()
     try:

@@ -217,4 +217,4 @@ def _bytes(size: object) -> int:
 
 
 BYTES = Kind(_bytes, "bytes: a whole number, or a text such as '20 GB' or '500 MiB'")
-"""What a size may be: ``20_000_000_000`` or ``"20 GB"``."""
+"""The valid values of a size: ``20_000_000_000`` or ``"20 GB"``."""

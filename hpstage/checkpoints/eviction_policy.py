@@ -41,13 +41,13 @@ class KeptState(msgspec.Struct, frozen=True):
     needed: bool
     """Whether it must be kept."""
     parts: tuple[Part, ...] = ()
-    """What it has in common with other states."""
+    """The parts that it shares with other states."""
     last_used: float = 0.0
     """When it was last saved or loaded, by any single clock. Ties are broken by evicting the least recently used."""
 
 
 class EvictionPlan(msgspec.Struct, frozen=True):
-    """Which checkpoints to evict."""
+    """The decision which checkpoints to evict."""
 
     delete: tuple[StateKey, ...]
     """Keys in the order of choice, cheapest first."""

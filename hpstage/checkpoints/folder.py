@@ -39,7 +39,7 @@ _ABANDONED = 24 * 3600.0
 # Small tensors are combined into writes and reads of this many bytes; larger ones bypass the buffer.
 _BUFFER = 1 << 18
 SMALL_VARIABLE = "HPSTAGE_SMALL_STATES"
-"""Variable with the bytes up to which checkpoints and logs share files; 0: each has its own."""
+"""Environment variable: checkpoints and logs of at most this many bytes share files; 0: each has its own files."""
 
 
 class FolderCheckpoints(FormattedCheckpoints):
@@ -114,7 +114,7 @@ class FolderCheckpoints(FormattedCheckpoints):
         return _rename(aside, folder)
 
     def _publish_packed(self, key: StateKey, entry: bytes) -> bool:
-        """Publish a checkpoint of which there is none that is sound; several of one key are as good as one."""
+        """Publish a checkpoint, unless there is a sound one: several checkpoints of one key are equivalent."""
         self._make_root()
         self._packs.write(key, entry)
         self._remove_folder(key)
@@ -335,11 +335,11 @@ class _Reader(io.BufferedReader):
 
 
 def _opened(path: Path) -> _Reader:
-    """Open a file to be read.
+    """Open a file for reading.
 
     Raises:
         OSError: it cannot be opened.
-        CheckpointCorrupt: it is not a file: a pipe would be waited for without end, and a device has none.
+        CheckpointCorrupt: it is not a regular file: reading a pipe would block forever, and a device has no end.
     """
     try:
         # Which waits for no writer of a pipe.
@@ -355,7 +355,7 @@ def _opened(path: Path) -> _Reader:
 
 
 def _content(path: Path, most: int) -> bytes:
-    """Return the content of a file, of so many bytes at most. Raises as :func:`_opened` does, and if it has more."""
+    """Return the content of a file of at most ``most`` bytes. Raises as :func:`_opened` does, and for larger files."""
     with _opened(path) as file:
         if file.size > most:
             raise CheckpointCorrupt(f"{path} has {file.size:,} bytes, and cannot have more than {most:,}")
@@ -374,7 +374,7 @@ def _rename(source: Path, target: Path) -> bool:
 
 
 def _discard(folder: Path) -> None:
-    """Remove a folder, or what stands in its place, as far as that can be: what is left does no harm."""
+    """Remove a folder, or a file in its place, as far as possible. Leftovers do no harm."""
     with suppress(OSError):  # it is a folder
         folder.unlink()  # first, since rmtree() would open a pipe, and wait
     shutil.rmtree(folder, ignore_errors=True)

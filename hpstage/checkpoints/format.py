@@ -35,19 +35,19 @@ from hpstage.plan.facts import StateKey
 
 FORMAT = 2
 WITH_PARTS = 3
-"""Format of a checkpoint of which some leaves are in parts."""
+"""Format of a checkpoint with parts."""
 COMPRESSED = 4
-"""Format of a checkpoint with a compressed structure, with or without parts; any other has a format of before."""
+"""Format of a checkpoint with a compressed structure, with or without parts. All others have an earlier format."""
 TENSORS = "state.safetensors"
 STRUCTURE = "state.json"
 MANIFEST = "manifest.json"
 
 LONGEST = 1 << 30
-"""Bytes of a structure, or of a log."""
+"""Maximum bytes of a structure or of a log."""
 _SHORT = 4096
 """Structures of fewer bytes are not compressed."""
 _RATIO = 64
-"""Compressed ones are at most so many times as long as their file, so that a small file takes little memory."""
+"""Maximum ratio of a structure's length to its compressed length, so that a small file cannot fill the memory."""
 
 _TENSORS = re.compile(r"state(-[0-9a-f]{1,64})?\.safetensors")
 _STRUCTURE = re.compile(r"state(-[0-9a-f]{1,64})?\.json")
@@ -93,7 +93,7 @@ class _Structure(msgspec.Struct, frozen=True, omit_defaults=True):
     tree: Node
     leaves: tuple[Leaf, ...]
     elsewhere: dict[int, tuple[int, str]] = {}
-    """By number of the leaf: the number of its part in the manifest, and the xxh3_128 of its bytes."""
+    """Leaves in parts, by number: the number of the part in the manifest, and the xxh3_128 of the leaf's bytes."""
 
 
 class _Sealed(msgspec.Struct, frozen=True):
@@ -172,13 +172,13 @@ def write(
 
 
 ReadPart = Callable[[StateKey, Collection[str]], Mapping[str, Any]]
-"""Returns those values of a part by their names, or all, in memory that nobody else writes to. Raises
+"""Returns the named values of a part, or all, in memory to which nobody else writes. Raises
 :class:`CheckpointError`."""
 
 
 def read(place: Place, manifest: Manifest, read_part: ReadPart) -> tuple[object, Iterator[str]]:
-    """Read a state and check every byte; return it, and its leaves' names in parts. Raises :class:`CheckpointCorrupt`;
-    ``OSError`` if a file is missing."""
+    """Read a state and check every byte. Return the state, and the names that its leaves have in parts. Raises
+    :class:`CheckpointCorrupt`, or ``OSError`` if a file is missing."""
     content = _read(place, manifest, read_part)
     with _understanding(place):  # such as arrays that this JAX does not have
         state = unflatten(content.structure.tree, content.values)
@@ -196,12 +196,12 @@ class Names(NamedTuple):
 
     own: frozenset[str]
     in_parts: list[tuple[StateKey, str]]
-    """The parts of leaves that are elsewhere, and their names there."""
+    """For each leaf that is in a part: the part's key, and the leaf's name there."""
 
 
 def verify(place: Place, manifest: Manifest) -> Names:
-    """Check every byte of the files, and that they describe a state, without building it; not the parts. Raises as
-    :func:`read` does."""
+    """Check every byte of the files, but not of the parts, and that the files describe a state, without building it.
+    Raises as :func:`read` does."""
     structure = _read(place, manifest, None, build=False).structure
     return Names(
         frozenset(leaf.name for leaf in structure.leaves),
@@ -213,7 +213,7 @@ def verify(place: Place, manifest: Manifest) -> Names:
 
 
 def data_files(place: Place, manifest: Manifest) -> tuple[str, str]:
-    """Return the names of the tensors file and of the structure. Raises :class:`CheckpointCorrupt`.
+    """Return the names of the tensors file and of the structure file. Raises :class:`CheckpointCorrupt`.
 
     Other names in a manifest are not accepted: paths must not leave the place.
     """
@@ -248,8 +248,8 @@ def decode_manifest(content: bytes, where: str) -> Manifest:
 
 
 def check_identity(manifest: Manifest, key: StateKey, workload: str, where: str) -> None:
-    """Check that a manifest is of this state and workload. Raises :class:`CheckpointCorrupt`, for another workload
-    :class:`CheckpointForeign`."""
+    """Check that a manifest belongs to this state and workload. Raises :class:`CheckpointCorrupt` for another state,
+    and :class:`CheckpointForeign` for another workload."""
     if manifest.key != key:
         raise CheckpointCorrupt(f"{where} holds the checkpoint of another state, {manifest.key}")
     if manifest.workload != workload:
@@ -257,7 +257,7 @@ def check_identity(manifest: Manifest, key: StateKey, workload: str, where: str)
 
 
 def _compressed(described: bytes) -> bytes:
-    """Return the content of a structure's file: of many leaves, it would take more bytes than small leaves do."""
+    """Return a structure compressed, if it is long: that of many small leaves would be larger than the leaves."""
     if len(described) < _SHORT:
         return described
     packed = zlib.compress(described, 1)
@@ -273,7 +273,7 @@ def _decompressed(content: bytes) -> bytes:
 
 
 def _layout(parts: Sequence[Leaf], elsewhere: Container[int] = ()) -> tuple[bytes, list[int]]:
-    """Return the header of the safetensors file, and the order in which the leaves follow it that are there.
+    """Return the header of the safetensors file, and the order of the leaves that are stored in it.
 
     Both are determined by the leaves alone, so that a reader compares a header instead of trusting it. Larger elements
     come first (as in the safetensors package), so that each tensor is aligned in the file.
@@ -296,13 +296,13 @@ def _layout(parts: Sequence[Leaf], elsewhere: Container[int] = ()) -> tuple[byte
 class _Content(NamedTuple):
     structure: _Structure
     values: list[Any]
-    """Of the leaves; ``None`` where they were not built."""
+    """The values of the leaves; ``None`` for those that were not built."""
     contents: list[str]
     """The xxh3_128 of each leaf's bytes."""
 
 
 def _read(place: Place, manifest: Manifest, read_part: ReadPart | None, *, build: bool = True) -> _Content:
-    """Check all that a checkpoint's files hold, and with ``build`` make the values of its leaves."""
+    """Check the files of a checkpoint. With ``build``, also create the values of its leaves."""
     name, described = data_files(place, manifest)
     with place.open(described) as file:
         if file.size > min(manifest.own, LONGEST):  # before so much is read
@@ -353,7 +353,7 @@ def _read(place: Place, manifest: Manifest, read_part: ReadPart | None, *, build
 def _fill_from_parts(
     place: Place, structure: _Structure, manifest: Manifest, values: list[Any], read_part: ReadPart
 ) -> None:
-    """Set the values of the leaves that are in parts, each in memory of its own."""
+    """Set the values of the leaves that are in parts. No two leaves share memory."""
     used: set[tuple[int, str]] = set()
     names = {index: name_in_part(structure.leaves[index], digest) for index, (_, digest) in structure.elsewhere.items()}
     wanted: dict[int, set[str]] = {}
@@ -370,7 +370,7 @@ def _fill_from_parts(
 
 
 def _check_part(manifest: Manifest, parts: Sequence[Leaf], contents: Sequence[str]) -> None:
-    """Check that a part holds the leaves of which its key is the digest. Raises ``ValueError``."""
+    """Check that a part's key is the digest of the leaves that it holds. Raises ``ValueError``."""
     names = [*map(name_in_part, parts, contents)]
     if key_of_part(manifest.workload, names) != manifest.key or names != [leaf.name for leaf in parts]:
         raise ValueError("it holds other leaves than its key stands for")
@@ -380,7 +380,7 @@ def _check_part(manifest: Manifest, parts: Sequence[Leaf], contents: Sequence[st
 
 @contextmanager
 def _understanding(place: Place) -> Iterator[None]:
-    """Convert any error of what is computed from a structure: its checksum is right, so another program wrote it."""
+    """Convert errors in interpreting a structure whose checksum is correct: another program has written it."""
     try:
         yield
     except (ImportError, MemoryError):

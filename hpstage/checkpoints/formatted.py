@@ -42,15 +42,14 @@ Publish = Callable[[], bool]
 
 
 class FormattedCheckpoints(CheckpointStore):
-    """One order of writing, whatever the storage: the files under names that no other writer uses, then, at once, the
-    manifest. Only the storage differs in subclasses. Saves only states that are not kept yet, and reports one as
-    missing only if the place is the right one.
-    """
+    """Writes checkpoints in the same order on every storage: first the files, under names that no other writer uses,
+    then the manifest, atomically. Subclasses implement the storage. A state is saved only if it is not kept yet, and
+    reported as missing only if the place is the right one."""
 
     workload: str
     _sharing: Sharing
     _name = ""
-    """The place's name, set by the first call of :meth:`identity`; never changed: a missing mount will come back."""
+    """The place's name, set by the first call of :meth:`identity`. It never changes: a missing mount will return."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._root!r}, workload={self.workload!r})"
@@ -77,7 +76,8 @@ class FormattedCheckpoints(CheckpointStore):
             self._sharing.hold(dict(zip(names, flat.values, strict=True)))
 
     def _divide(self, key: StateKey, flat: FlatState) -> Division | None:
-        """Store what an earlier state had as well in a part, unless it is in one; return what is where."""
+        """Store leaves that an earlier state also had in a part, unless they are in one. Return the part of each
+        leaf."""
         if not is_divisible(flat):
             return None
         contents = contents_of(flat)
@@ -134,8 +134,8 @@ class FormattedCheckpoints(CheckpointStore):
         return self._sought(read)
 
     def _read_part(self, key: StateKey, part: StateKey, names: Collection[str]) -> Mapping[str, Any]:
-        """Return values of a part, by their names, for the state ``key``: all of them, unless this process holds
-        those."""
+        """Return the named values of a part for the state ``key``, or all of them if this process does not hold
+        these."""
         if (held := self._sharing.held(names)) is not None:
             return held
         with self._needed(key, part):
@@ -150,8 +150,8 @@ class FormattedCheckpoints(CheckpointStore):
 
     @contextmanager
     def _needed(self, key: StateKey, part: StateKey) -> Iterator[None]:
-        """Convert errors of a part to those of the state that needs it. The next state of this process that needs the
-        part verifies it, and writes it again."""
+        """Convert an error of a part to an error of the state that needs it. The next state of this process that needs
+        the part verifies it, and writes it again."""
         try:
             yield
         except (CheckpointMissing, CheckpointCorrupt) as error:
@@ -185,8 +185,8 @@ class FormattedCheckpoints(CheckpointStore):
         return Usage(checkpoints=states, bytes=sum(sizes.values()), unpublished=unpublished)
 
     def identity(self) -> str:
-        """Return a random name, written to the place by the first caller: one place may have many paths and URLs, and
-        one of these may lead to two places."""
+        """Return the place's name: a random one, which the first caller writes to it. One place may have many paths and
+        URLs, and one path may lead to two places."""
         if self._name:
             self.prove()
         else:
@@ -231,7 +231,7 @@ class FormattedCheckpoints(CheckpointStore):
             return None
 
     def _verified(self, key: StateKey) -> Manifest:
-        """Return the manifest after checking every byte of its files, and of its parts'."""
+        """Return the manifest after checking every byte of its files and of its parts."""
         manifest, names = self._checked(key)
         for part in manifest.parts:
             with self._needed(key, part.key):
@@ -262,7 +262,7 @@ class FormattedCheckpoints(CheckpointStore):
         return manifest
 
     def _sought(self, find: Callable[[], T]) -> T:
-        """Return the result of ``find``; :class:`CheckpointMissing` is raised only if the place is the right one."""
+        """Return the result of ``find``. :class:`CheckpointMissing` is raised only if this is the right place."""
         try:
             return find()
         except CheckpointMissing:
@@ -286,7 +286,7 @@ class FormattedCheckpoints(CheckpointStore):
     # --- the storage --------------------------------------------------------------------------------------
 
     _to_reach: str
-    """What to see to where the place is another one."""
+    """The remedy if the location leads to another place."""
 
     @property
     @abstractmethod
@@ -298,7 +298,7 @@ class FormattedCheckpoints(CheckpointStore):
 
     @abstractmethod
     def _written(self, key: StateKey, write: Write, size: int) -> AbstractContextManager[tuple[Manifest, Publish]]:
-        """Write a state with ``size`` bytes in its leaves; its files are gone afterwards if they were not published.
+        """Write a state with ``size`` bytes in its leaves. At the end of the context, unpublished files are removed.
         Raises ``OSError``."""
 
     @abstractmethod
@@ -319,7 +319,8 @@ class FormattedCheckpoints(CheckpointStore):
 
     @abstractmethod
     def _read_file(self, path: str) -> bytes:
-        """Raises ``OSError``; ``FileNotFoundError`` if it is missing."""
+        """Return the content of a file of the store. Raises ``OSError``; ``FileNotFoundError`` if the file is
+        missing."""
 
     @abstractmethod
     def _present(self, key: StateKey, manifest: Manifest | None = None) -> AbstractContextManager[None]:

@@ -1,6 +1,6 @@
-"""Memory that is really there: of the host, and of the control groups of this process (a container, a job of Slurm's).
+"""The memory that is actually available, given the limits of the host and of control groups (a container, a Slurm job).
 
-Linux reports it; elsewhere nothing is known, and a process takes what it is allowed.
+Linux reports these limits. On other systems nothing is known, and a process takes what it is allowed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 
 SHARERS = "HPSTAGE_WORKERS_ON_THIS_HOST"
-"""Variable by which a worker, and so its training process, learns how many share its memory."""
+"""Environment variable with the number of workers that share the memory of this host."""
 LIVE = "HPSTAGE_LIVE_MEMORY"
-"""Variable with the bytes of states that a training process keeps in memory at most."""
+"""Environment variable with the maximum bytes of states that a training process keeps in memory."""
 
 _MOST = 2 << 30
 # Share of all memory that the workers of a host keep states in, and that stays free besides.
@@ -32,8 +32,8 @@ class HostMemory:
     """The memory that training processes on this host may use.
 
     Args:
-        sharers: how many there are; by default as its variable says.
-        proc, groups: where Linux reports it.
+        sharers: number of processes that share it; by default, the value of the environment variable.
+        proc, groups: folders in which Linux reports memory.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class HostMemory:
         host = _table(self._meminfo).get("MemTotal:")
         totals = [limit for limit, _, _ in self._limits] + ([] if host is None else [host << 10])
         self.total = min(totals, default=None)
-        """Bytes, ``None`` if unknown."""
+        """Total bytes; ``None`` if unknown."""
 
     def live_bytes(self) -> int:
-        """Return how many bytes of states a training process keeps at most, unless it is given another number."""
+        """Return the default for the maximum bytes of states that a training process keeps in memory."""
         return min(_MOST, self.part(_SHARE, _MOST))
 
     def part(self, of: int, default: int) -> int:
-        """Return one in ``of`` parts of this process's share of all memory; ``default`` if that is unknown."""
+        """Return the fraction ``1 / of`` of this process's share of all memory; ``default`` if the total is unknown."""
         return default if self.total is None else self.total // (of * self._sharers)
 
     def available(self) -> int | None:
@@ -69,20 +69,20 @@ class HostMemory:
         return min(left, default=None)
 
     def has_room(self, size: int) -> bool:
-        """Whether each process that trains here could copy a state of ``size`` bytes now, and load another one."""
+        """Whether every training process here could now copy a state of ``size`` bytes and load another one."""
         if size < _SMALL or self.total is None or (available := self.available()) is None:
             return True
         return available - self.total // _FREE >= _STATES * size * self._sharers
 
 
 def give_back() -> None:
-    """Return to the system what this process has freed, as far as its C library can."""
+    """Return freed memory of this process to the system, as far as its C library can."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _limits(proc: Path, groups: Path) -> Iterator[tuple[int, Path, Path]]:
-    """Yield the limit of each control group that this process is in, and the files with what is used and cached."""
+    """Yield for each control group of this process its limit, and the files with its used and its cached bytes."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:

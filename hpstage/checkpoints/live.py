@@ -26,7 +26,7 @@ class _Held(NamedTuple):
     flat: FlatState
     nbytes: int
     wait: Callable[[], object] | None = None
-    """Returns once the state is complete, if it is being copied."""
+    """Waits until the copy of the state is complete; ``None`` if it is already."""
 
 
 class _Tier(OrderedDict[StateKey, _Held]):
@@ -60,7 +60,8 @@ class _Tier(OrderedDict[StateKey, _Held]):
         return held
 
     def leaving(self, order: Iterable[StateKey], size: int) -> tuple[list[StateKey], bool]:
-        """Return the first states in an order without which ``size`` more bytes fit (else all), and whether they do."""
+        """Return the states to evict so that ``size`` more bytes fit: the first ones of ``order``, or all of them. Also
+        return whether evicting them is enough."""
         leaving: list[StateKey] = []
         gone = Counter[int]()
         for key in order:
@@ -75,7 +76,7 @@ class _Tier(OrderedDict[StateKey, _Held]):
 
 
 def _shareable(flat: FlatState) -> Iterator[tuple[Leaf, Any]]:
-    """Yield the leaves that another state may have as well. Byte strings are never copied."""
+    """Yield the leaves that may be shared with other states. Byte strings are never copied."""
     for leaf, value in zip(flat.leaves, flat.values, strict=True):
         if leaf.nbytes >= _SHARED and leaf.kind != "bytes":
             yield leaf, value
@@ -84,19 +85,19 @@ def _shareable(flat: FlatState) -> Iterator[tuple[Leaf, Any]]:
 class LiveCache:
     """A cache of states by key, in two tiers with a budget each. Thread-safe.
 
-    Tensors stay on their device: a state with any there is in the device's tier, from which it moves to that of the
-    host; all others are in the host's, from which they are dropped. States that are not expected to be needed are
-    evicted first, the least recently used before the others; then the one that is needed last.
+    Tensors stay on their device. A state with tensors on a device is in the device's tier, from which it moves to the
+    host's tier when evicted. All other states are in the host's tier, from which they are dropped. States that are not
+    expected to be needed are evicted first, the least recently used of them first; then the state that is needed last.
 
-    A leaf that has the bytes which it had in the last state is not copied again: both states have the same tensor. The
-    bytes are compared, since writes through ``.data``, NumPy or C++ leave a tensor's version as it was.
+    If a leaf has the same bytes as in the last state, it is not copied again: both states share the tensor. The bytes
+    are compared, since writes through ``.data``, NumPy or C++ do not change a tensor's version.
 
     Args:
         host_bytes: budget for states in host memory.
-        device_bytes: budget for states on devices. They take less where training needs the memory, and none once it
-            has run out there.
+        device_bytes: budget for states on devices. Less is used if training needs the memory, and nothing once a device
+            has run out of memory.
         mover: copies states from the device.
-        memory: of the host. Where that is short, no states are kept there.
+        memory: the host's memory. While it is scarce, no states are kept there.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class LiveCache:
                 self._keep_if_possible(key, flat, size, tier)
 
     def has_room(self, size: int | None = None) -> bool:
-        """Whether memory has room for a copy of a state of ``size`` bytes; by default one like the last."""
+        """Whether host memory has room for a copy of a state of ``size`` bytes; the default is the last size."""
         if size is not None:
             self._size = size
         if self._elsewhere and self._elsewhere + self._size > self._host.budget_bytes:
@@ -145,23 +146,23 @@ class LiveCache:
         return self._memory is None or self._memory.has_room(self._size)
 
     def reserve(self, nbytes: int) -> None:
-        """Count bytes of a state that this process has besides, such as one that a fork is compared with. Where the
-        budget does not hold it and another one, there is no room for a copy."""
+        """Count bytes of another state that this process holds, such as one with which a fork is compared. If the
+        budget cannot hold both that state and another one, there is no room for a copy."""
         self._elsewhere = nbytes
 
     def holds_two(self) -> bool:
-        """Whether the budget holds two states like the last: one that is loaded next to one that is kept."""
+        """Whether the budget can hold two states of the last size: a cached one, and one being loaded."""
         return 2 * self._size <= self._host.budget_bytes
 
     def make_way(self) -> None:
-        """Drop what is kept if the budget does not hold it and a state that is going to be loaded."""
+        """Drop the cached states if the budget cannot hold them together with a state that is about to be loaded."""
         if not self.holds_two():
             with self._lock:
                 self._drop_room()
                 self._make_room(self._host, self._host.budget_bytes, self._order(self._host))
 
     def relieve(self) -> None:
-        """Give memory back where it is short: states that are kept there, and what has been freed."""
+        """If host memory is scarce, drop the states in it and return freed memory to the system."""
         if not self.has_room():
             with self._lock:
                 self._drop_room()
@@ -169,8 +170,8 @@ class LiveCache:
             give_back()
 
     def copy(self, key: StateKey, flat: FlatState, size: int) -> tuple[object, Callable[[], object] | None]:
-        """Return a deep copy of a state of ``size`` bytes in host memory, and what waits until it is complete. Keep a
-        copy if :meth:`put` would. It must not be modified."""
+        """Return a deep copy of a state of ``size`` bytes in host memory, and a function that waits until the copy is
+        complete. Also keep a copy if :meth:`put` would. The returned copy must not be modified."""
         with self._lock:
             tier = self._tier_of(flat)
             copy = None
@@ -185,15 +186,14 @@ class LiveCache:
             return moved, wait
 
     def leave_devices(self) -> bool:
-        """Keep no states on devices any more, where memory has run out. Return whether there were any."""
+        """Stop keeping states on devices, since a device has run out of memory. Return whether there were any."""
         with self._lock:
             held = bool(self._device)
             self._leave_devices()
             return held
 
     def makes_room(self, error: Exception) -> bool:
-        """Free memory of a device that has none left of the states that are kept there; return whether there were any:
-        then what has failed may succeed."""
+        """If a device has run out of memory, drop the states on devices. Return whether a retry may succeed."""
         if isinstance(error, DeviceFull):
             self.leave_devices()
             return True
@@ -205,8 +205,8 @@ class LiveCache:
             self._expected = dict.fromkeys(keys)
 
     def adopt(self, key: StateKey, state: object) -> None:
-        """Keep a state in host memory that nobody else uses, without a copy, unless those needed sooner leave no room
-        for it. It shares what it has in common with the last one."""
+        """Keep a state in host memory without copying it, unless states that are needed sooner leave no room. Nobody
+        else may use the state. It shares leaves that are the same as in the last state."""
         with self._lock:
             if self._find(key) is None and self.has_room():
                 flat = flatten(state)
@@ -217,8 +217,8 @@ class LiveCache:
                 self._remember(flat, known)
 
     def prepare(self, state: object, size: int) -> None:
-        """Make memory for the copy of another state like this one, which :meth:`copy` has returned and nobody else
-        uses. It is made while other threads may use the cache."""
+        """Allocate memory for the copy of another state like this one, while other threads may use the cache. The state
+        must have been returned by :meth:`copy`, and nobody else may use it."""
         flat = flatten(state)
         with self._lock:
             host = self._host
@@ -280,7 +280,7 @@ class LiveCache:
         return None
 
     def _same(self, flat: FlatState) -> dict[int, Any]:
-        """Return the values of the last copy that have the same bytes as those of another state, by number."""
+        """Return, by number of the leaf, the values of the last copy that have the same bytes as in another state."""
         last = ((name, leaf, value()) for name, (leaf, value) in self._last.items())
         return flat.same_in({name: (leaf, value) for name, leaf, value in last if value is not None}, _SHARED)
 
@@ -292,7 +292,7 @@ class LiveCache:
             unmodified.note(flat.values[index])
 
     def _keep_if_possible(self, key: StateKey, flat: FlatState, size: int, tier: _Tier) -> FlatState | None:
-        """Keep a copy, and return it; ``None`` if the device has no memory for it, and so for none."""
+        """Keep a copy and return it; return ``None`` if the device has no memory for it."""
         try:
             return self._keep(key, flat, size, tier)
         except RuntimeError as error:
@@ -324,7 +324,7 @@ class LiveCache:
     def _hold_on_host(
         self, key: StateKey, size: int, made: Callable[[], tuple[object, Callable[[], object] | None]]
     ) -> None:
-        """Keep a state in host memory unless those needed sooner leave no room for it."""
+        """Keep a state in host memory, unless states that are needed sooner leave no room for it."""
         host = self._host
         leaving, fits = host.leaving(chain(self._unexpected(host), reversed(self._after(host, key))), size)
         if fits:
@@ -353,7 +353,7 @@ class LiveCache:
                 self._hold_on_host(key, held.nbytes, lambda flat=held.flat: self._mover.to_host(flat))  # type: ignore[misc]
 
     def _order(self, tier: _Tier) -> Iterator[StateKey]:
-        """Yield all states in the order in which they leave."""
+        """Yield all states in the order in which they are evicted."""
         yield from self._unexpected(tier)
         yield from reversed(self._after(tier, None))
 

@@ -1,4 +1,4 @@
-"""Copies of states on CUDA devices in pinned host memory, made on a stream of their own while training continues."""
+"""Copies states from CUDA devices to pinned host memory, on a separate stream, while training continues."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hpstage.checkpoints.state_tree import FlatState, unflatten
 
 
 class CudaMover:
-    """Copies states from CUDA devices to the host, their tensors on a stream of each device; other leaves are those of
-    the state. In tests the CPU may stand for the device."""
+    """Copies states from CUDA devices to the host: tensors on one stream per device; other leaves are shared with the
+    state. In tests the CPU may stand in for the device."""
 
     def __init__(self) -> None:
         self._streams: dict[Any, Any] = {}
@@ -23,8 +23,7 @@ class CudaMover:
         return any(_is_on_device(value) for value in flat.values)
 
     def room(self, flat: FlatState) -> int:
-        """Return how many bytes of such states the device has room for: what it has free, without what steps have taken
-        for as long as they run."""
+        """Return the bytes of such states for which the device has room: its free memory without that of steps."""
         import torch
 
         sizes: Counter[Any] = Counter()
@@ -42,9 +41,9 @@ class CudaMover:
         return int(min(rooms, default=0.0) * flat.nbytes)
 
     def to_host(self, flat: FlatState) -> tuple[object, Callable[[], object]]:
-        """Begin to copy a state to the host. Return the copy, and what waits until it is complete.
+        """Begin to copy a state to the host. Return the copy, and a function that waits until it is complete.
 
-        The state may be freed before that; work queued on the device so far comes before the copy.
+        The state may be freed before that: the copy is queued after all work that is already queued on the device.
         """
         streams: dict[Any, Any] = {}
         values = [self._copied(value, streams) if _is_on_device(value) else value for value in flat.values]
@@ -69,7 +68,7 @@ class CudaMover:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error, or what it comes from, is that a device has no memory left."""
+    """Return whether an error, or one of its causes, is that a device has run out of memory."""
     while error is not None:
         if type(error).__name__ == "OutOfMemoryError" or "CUBLAS_STATUS_ALLOC_FAILED" in str(error):
             return True

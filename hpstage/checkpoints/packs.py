@@ -48,13 +48,13 @@ class _Entry(NamedTuple):
     name: str
     is_kept: bool
     begin: int
-    """Where its content begins, from the entry's start."""
+    """Offset of its content within the entry."""
     size: int
-    """With its header."""
+    """Bytes of the entry, header included."""
 
 
 class _Pack:
-    """What is known of a pack's entries."""
+    """An index of a pack's entries, as far as the pack has been read."""
 
     __slots__ = ("by_name", "live", "path", "read_to", "sizes")
 
@@ -79,7 +79,7 @@ class _Pack:
                 self.by_name[name] = rest
 
     def read_on(self, file: int) -> None:
-        """Read the headers after those that were understood."""
+        """Read the headers of entries that were appended since the last call."""
         size = os.fstat(file).st_size
         offset, understood = self.read_to, True
         while offset < size:
@@ -101,7 +101,7 @@ class _Pack:
 
 
 class Packs:
-    """The packs in a folder, which is made with the first of them. Threads may use it at once; can be pickled.
+    """The packs in a folder, which is created with the first pack. Thread-safe; can be pickled.
 
     All methods raise ``OSError``.
     """
@@ -112,8 +112,8 @@ class Packs:
         _instances.add(self)
 
     def start_over(self) -> None:
-        """Forget what is known: in a process that was forked, the lock may be held by a thread of the other one, as is
-        the pack."""
+        """Reset the index and the lock. Needed in a forked process: a thread of the parent may hold the lock, and the
+        parent owns the pack."""
         self._lock = threading.Lock()
         self._packs: dict[str, _Pack] = {}
         self._own: str | None = None  # to which this process appends
@@ -136,12 +136,12 @@ class Packs:
             return found
 
     def path_of(self, name: str) -> Path | None:
-        """Return the pack with an entry, as far as is known without a look."""
+        """Return the pack with an entry, as far as the index shows, without reading the folder."""
         with self._lock:
             return next((pack.path for pack in self._packs.values() if name in pack.by_name), None)
 
     def write(self, name: str, content: bytes) -> None:
-        """Append an entry, in the place of any earlier ones of this name."""
+        """Append an entry, which replaces earlier entries of the same name."""
         with self._lock:
             self._refresh()
             self._tidy()
@@ -165,7 +165,7 @@ class Packs:
                             self._compact(pack)
 
     def sizes(self) -> tuple[dict[str, int], int]:
-        """Return the bytes of each entry, by name, and those of what is deleted, damaged or there twice."""
+        """Return the bytes of each entry, by name, and the total bytes of deleted, damaged and duplicate entries."""
         with self._lock:
             self._packs.clear()  # others may have deleted entries
             self._refresh()
@@ -174,10 +174,11 @@ class Packs:
             return sizes, sum(_size(pack.path) for pack in packs) - sum(sizes.values())
 
     def compact(self, is_abandoned: Callable[[Path], bool]) -> None:
-        """Compact the packs of which most is deleted, and what many writers that are gone have left in small ones.
+        """Compact packs that consist mostly of deleted entries, and merge small packs if many dead writers have left
+        some.
 
         Args:
-            is_abandoned: whether a pack was not written to for so long that its writer must be gone.
+            is_abandoned: whether a pack was not written to for so long that its writer must be dead.
         """
         with self._lock:
             self._packs.clear()
@@ -192,7 +193,7 @@ class Packs:
     # --- with the lock held -------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        """Read what was appended since the last look, until no pack vanishes during a look."""
+        """Read the entries that were appended since the last call. Repeat if a pack vanishes in between."""
         while not self._refreshed():
             pass
 
@@ -236,7 +237,8 @@ class Packs:
         return None
 
     def _tidy(self) -> None:
-        """Compact this process's pack if others have deleted most of it. It is read again whenever it has doubled."""
+        """Compact this process's pack if others have deleted most of it. It is checked whenever its size has
+        doubled."""
         if self._own is None or (size := _size(self._folder / self._own)) < self._look_at:
             return
         self._look_at = 2 * size
@@ -249,7 +251,7 @@ class Packs:
                 self._compact(pack)
 
     def _append(self, name: str, content: bytes) -> tuple[_Pack, int]:
-        """Append an entry to this process's pack, or begin one."""
+        """Append an entry to this process's pack, or to a new pack."""
         size = 0 if self._own is None else _size(self._folder / self._own)
         if (
             self._own is None or not max(1, self._own_end) <= size < _FULL
@@ -288,7 +290,7 @@ class Packs:
         return pack, start
 
     def _mark(self, pack: _Pack, offset: int, name: str) -> None:
-        """Delete an entry."""
+        """Mark an entry as deleted."""
         with suppress(FileNotFoundError), _opened(pack.path, os.O_RDWR) as file:
             entry = _entry_of(os.pread(file, _LONGEST, offset))
             if entry is None or entry.name != name:
@@ -312,7 +314,7 @@ class Packs:
         self._packs.pop(old.path.name, None)
 
     def _copy(self, file: int, copied: set[int]) -> set[int]:
-        """Append the entries of another pack that are not copied yet, and return the offsets of all that are."""
+        """Append the entries of another pack that are not copied yet. Return the offsets of all copied entries."""
         found = _Pack(Path())
         found.read_on(file)
         copies: list[tuple[int, str, _Pack, int]] = []
@@ -366,7 +368,7 @@ def _encoded(name: str, content: bytes) -> bytes:
 
 
 def _entry_of(content: bytes) -> _Entry | None:
-    """Return the entry that begins with these bytes, if they begin with a sound header."""
+    """Return the entry that begins with these bytes; ``None`` if they do not begin with a sound header."""
     if len(content) < _FIXED.size or not content.startswith(_MAGIC):
         return None
     _, mark, length, size = _FIXED.unpack_from(content)
@@ -378,13 +380,13 @@ def _entry_of(content: bytes) -> _Entry | None:
 
 
 def _checksum(header: bytes) -> bytes:
-    """Return a checksum of a header, except whether its entry is deleted."""
+    """Return a checksum of a header, which does not cover whether the entry is deleted."""
     at = len(_MAGIC)
     return xxhash.xxh3_64_digest(header[:at] + header[at + 1 :])
 
 
 def _search(file: int, offset: int, size: int) -> int | None:
-    """Return where the next header may begin."""
+    """Return the next offset at which a header may begin."""
     while offset < size:
         at = os.pread(file, _BLOCK + len(_MAGIC), offset).find(_MAGIC)
         if at >= 0:

@@ -43,7 +43,7 @@ class FlatState:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a copy takes: the leaves, and the structure as JSON."""
+        """The size of a copy in bytes: the leaves, and the structure as JSON."""
         return sum(leaf.nbytes for leaf in self.leaves) + len(msgspec.json.encode(self.tree))
 
     def copy(self, into: Room | None = None, known: Mapping[int, Any] = NOTHING) -> FlatState:

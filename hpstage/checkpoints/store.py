@@ -56,7 +56,7 @@ class Manifest(msgspec.Struct, frozen=True):
     marks: str = ""
     """Marks of the leaves (:func:`~hpstage.checkpoints.state_tree.marks_of`)."""
     parts: tuple[Part, ...] = ()
-    """What holds the leaves that are not in the files: checkpoints of leaves that several states have in common."""
+    """Parts: checkpoints that hold the leaves which are not in the files, since several states share them."""
     rest: int | None = None
     """Bytes of the files, where there are parts; ``bytes`` are those that the files would have without."""
 
@@ -106,8 +106,8 @@ class CheckpointStore(ABC):
         difference between them is detected."""
 
     def meet(self, state: object) -> None:  # noqa: B027  # may be left out
-        """Note what a state holds that is not saved: leaves that later states of this process have as well may be
-        stored once for all of them."""
+        """Record a state that is not saved: leaves that later states of this process have as well may then be stored
+        once."""
 
     @abstractmethod
     def load(self, key: StateKey) -> object:

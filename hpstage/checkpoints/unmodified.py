@@ -1,4 +1,4 @@
-"""Values that nobody modifies, whose content is hashed once: leaves that states in memory share."""
+"""Hashes values that nobody modifies only once, such as leaves that states in memory share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _known: dict[int, tuple[weakref.ref[Any], str]] = {}
 
 
 def note(value: Any) -> None:
-    """Note that nobody modifies a tensor or an array from now on."""
+    """Record that nobody modifies a tensor or array from now on."""
     identity = id(value)
     if identity not in _known:
         _known[identity] = weakref.ref(value, lambda _: _known.pop(identity, None)), ""

@@ -73,7 +73,7 @@ class _Heap:
 
 @dataclass(slots=True)
 class Collection:
-    """What a run of the command finds and removes; as text, the table that it prints.
+    """The results of one run of the command, and what it removes; as text, the table that it prints.
 
     Bytes are those that the plan has recorded, as in ``hpstage status`` and as budgets count them; of what no record
     names, those that it takes on its storage.
@@ -104,7 +104,7 @@ class Collection:
     _sizes: dict[StateKey, int] = field(default_factory=dict, init=False)
 
     def collect(self, budget: int | None) -> None:
-        """Do it all. ``budget``: bytes that may stay; None: all that a record names."""
+        """Find and remove. ``budget``: the maximum bytes that remain; ``None``: all that a record names."""
         self._sizes, self.before = self._listed()
         self._remove_dead_drivers()
         self._remove_orphans()
@@ -142,7 +142,8 @@ class Collection:
                     self.log.write([left])
 
     def _remove_orphans(self) -> None:
-        """Remove what no record names. While a driver is at work, it may be what a worker has just published."""
+        """Remove files that no record names. While a driver is running, such a file may be one that a worker has just
+        published."""
         plan = self.log.plan
         unnamed = [key for key in self._sizes if key not in plan.kept]
         with ThreadPoolExecutor(_THREADS) as pool:

@@ -198,7 +198,7 @@ def _module(name: str) -> Any:
 
 
 def import_from(folder: Path) -> None:
-    """Have modules of a folder imported before those of the same name elsewhere."""
+    """Give modules in a folder precedence over modules of the same name elsewhere."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 

@@ -68,7 +68,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
 def executor_of(named: str | None, scheduler: str | None, n_workers: int | None, closing: ExitStack) -> Executor:
-    """The one named; else a local cluster, or that of the scheduler."""
+    """The named executor; else a local cluster, or the cluster of the given scheduler."""
     from distributed import Client
 
     from hpstage.cluster import DaskExecutor

@@ -1,4 +1,5 @@
-"""Text for a terminal: as wide as it is, and with names that users typed shown, never obeyed."""
+"""Text for a terminal: it fits the terminal's width, and control characters in names that users typed are shown, not
+obeyed."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from hpstage.errors.text import writable
 
 
 def echo(text: str) -> None:
-    """Write to standard output; what its encoding has no signs for is escaped."""
+    """Write to standard output; escape the characters that its encoding lacks."""
     typer.echo(writable(text, _encoding()))
 
 
@@ -44,7 +45,7 @@ def _encoding() -> str:
 
 
 class _Captured(io.StringIO):
-    """What is drawn with the signs that standard output has."""
+    """Captures text that is drawn with the characters that standard output can show."""
 
     @property
     def encoding(self) -> str:  # type: ignore[override]

@@ -116,7 +116,7 @@ def draw(book: Book, *, depth: int | None, lines: int, width: int | None) -> Tre
 
 
 def _choose(branches: dict[NodeId, Branch], depth: int | None, lines: int) -> set[NodeId]:
-    """What is shown: nearest the root first, then where most trials pass."""
+    """The branches to show: those nearest to the root first, then those with the most trials."""
     queue = [(0, -branch.trials, branch.node.id) for branch in branches.values() if branch.node.parent is None]
     heapq.heapify(queue)
     shown: set[NodeId] = set()

@@ -262,7 +262,7 @@ class Driver:
         self.scheduler.draining = self.scheduler.leaving = False
 
     def audit_rest(self, seconds: float, waiting: Callable[[], bool]) -> None:
-        """Audit what idle time has not reached, now that all is trained: a segment of each regime not yet audited.
+        """Audit a segment of each regime that was not audited in idle time, now that everything is trained.
 
         Args:
             seconds: for how long at most. What still runs then is ended.
@@ -371,7 +371,7 @@ class Driver:
             yield WorkersChanged(self.scheduler.driver, at, self._pool, tuple(joined), tuple(left))
 
     def _dispatch(self) -> None:
-        """Start and stop what there is, and make room for what that will publish."""
+        """Start and stop training as the scheduler proposes, and free the space for the states that it will publish."""
         self._perform()
         if self.eviction is not None:
             self.eviction.enforce(self.log)

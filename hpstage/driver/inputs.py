@@ -40,7 +40,7 @@ def check_inputs(plan: SearchPlan, executor: Executor) -> None:
 
 
 def notices(plan: SearchPlan, reports: Iterable[Report]) -> list[str]:
-    """Compare what workers have read with what was read before. Return warnings that name what is new.
+    """Compare the inputs that workers have read with those of earlier training. Return warnings that name the new ones.
 
     Raises:
         StoreError: the contents differ.

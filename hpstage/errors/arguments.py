@@ -164,7 +164,7 @@ def function(remedy: str) -> Kind:
 
 
 def one_of(*words: str) -> Kind:
-    """One of several words."""
+    """Accepts one of several words."""
 
     def read(value: object) -> str:
         if not isinstance(value, str) or value not in words:

@@ -1,4 +1,4 @@
-"""How numbers, durations, sizes, names and tables are written for people. Pure."""
+"""Formatting of numbers, durations, sizes, names and tables for people. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 
 def how_it_ended(status: int) -> str:
-    """``left with exit status 1``: a process with this exit status, which is below 0 after a signal."""
+    """Return text such as ``left with exit status 1`` for the exit status of a process, which is below 0 after a
+    signal."""
     if status == -signal.SIGKILL:
         return "was killed by SIGKILL (as the system does when memory runs out)"
     return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"left with exit status {status}"
@@ -57,7 +58,7 @@ def rate(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In the unit that suits: ``20 ms``, ``1.5 s``, ``3.0 min``, ``2.25 h``."""
+    """A duration in a suitable unit: ``20 ms``, ``1.5 s``, ``3.0 min``, ``2.25 h``."""
     if seconds == 0:
         return "0 s"
     if abs(seconds) < 0.9995:
@@ -85,18 +86,19 @@ def time_left(seconds: float) -> str:
 
 
 def worker_hours(seconds: float) -> str:
-    """``0.0250 h``: worker-hours, which are few in a trial run and many in earnest."""
+    """Return text such as ``0.0250 h`` for worker-hours, which are few in a trial run and many in real searches."""
     return f"{round(seconds / _HOUR, 4) + 0.0:,.4f} h"  # + 0.0: not -0.0000
 
 
 def busy_share(allocated: float, busy: float) -> str:
-    """``96 % busy``: the busy part of allocated time. Where more were busy, other searches' workers did the rest."""
+    """Return text such as ``96 % busy``: the busy part of allocated time. If more time was busy than allocated, other
+    searches' workers did the rest."""
     share = round(100 * busy / allocated)
     return f"{share} % busy" if share <= 100 else "and others in addition"
 
 
 def allocated_time(allocated: float, busy: float) -> str:
-    """``1.5 min, 96 % busy``: allocated worker time, and the busy part of it."""
+    """Return text such as ``1.5 min, 96 % busy``: allocated worker time, and the busy part of it."""
     return f"{duration(allocated)}, {busy_share(allocated, busy)}" if allocated else duration(allocated)
 
 
@@ -105,13 +107,14 @@ AT_FIRST = "it is read only when a trial begins"
 
 
 def changed_after(name: str, before: object, now: object, remedy: str = "give it one value") -> str:
-    """``the hyperparameter 'width' changes from 4 to 8, but is read only when a trial begins: give it one value``."""
+    """Return the message ``the hyperparameter 'width' changes from 4 to 8, but is read only when a trial begins: give
+    it one value``."""
     change = f"the hyperparameter {name!r} changes from {before!r} to {now!r}"
     return f"{change}, but is read only when a trial begins: {remedy}"
 
 
 def size(bytes: float) -> str:
-    """In the unit that suits: ``12 bytes``, ``1.2 MB``."""
+    """A size in a suitable unit: ``12 bytes``, ``1.2 MB``."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if bytes < 1000:
             return f"{bytes:.0f} {unit}" if unit == "bytes" else f"{bytes:.1f} {unit}"
@@ -120,7 +123,8 @@ def size(bytes: float) -> str:
 
 
 def aligned(rows: Sequence[tuple[str, str]], *, width: int | None = None) -> str:
-    """One line for each name and its value; values that are wider than ``width`` columns allow continue below."""
+    """Return one line for each name and its value; values that are wider than ``width`` columns allow continue
+    below."""
     names = max(len(name) for name, _ in rows)
     lines = []
     for name, value in rows:

@@ -23,20 +23,20 @@ from hpstage.training.identity.inputs import inputs_of
 
 
 def slots_in(trainable: object) -> int:
-    """Return how many chains a process trains side by side at most."""
+    """Return the maximum number of chains that a process trains side by side."""
     return trainable.slots if isinstance(trainable, Bundling) else 1
 
 
 class Bundle:
-    """Runs chains side by side, each in a slot of its own. They join and leave at any time, and meet at each step.
+    """Runs chains side by side, each in its own slot. Chains join and leave at any time, and synchronize at each step.
 
     Args:
-        trainable: one that is not :class:`~hpstage.trainable.Bundling` has a single slot.
-        worker: its name in reports.
-        host: how other workers reach this one's host.
-        on_report: receives reports that had to wait until a state was written, in a thread. With it, states are
-            written while training continues, if the store allows that; without it, training waits for each.
-        untrained: a fork of this process from before training, of use where there is a single slot.
+        trainable: the trainable. It has a single slot, unless it is :class:`~hpstage.trainable.Bundling`.
+        worker: the worker's name in reports.
+        host: address at which other workers reach this one's host.
+        on_report: receives, in another thread, reports that had to wait until a state was written. If given, states are
+            written while training continues, if the store allows that. Otherwise training waits for each state.
+        untrained: a fork of this process that was made before training; used only if there is a single slot.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class Bundle:
         return next((control for its, _, control in self._running.values() if its.id == chain), None)
 
     def expect(self, keys: Sequence[StateKey]) -> None:
-        """Fetch these states while training goes on: chains are expected to start from them, soonest first. May be
-        called by any thread."""
+        """Fetch these states while training continues, soonest first, since chains are expected to start from them. May
+        be called by any thread."""
         self._fetcher.expect(keys)
 
     def pause(self) -> None:
@@ -121,7 +121,7 @@ class Bundle:
                 return StepsMeasured(chain, self._worker, self._widening.times.seconds, self._clock())
 
     def _train(self, due: Mapping[WorkerId, Due]) -> bool:
-        """Train a step of each chain; return whether more is known of what as many as one take."""
+        """Train a step of each chain. Return whether more is known about the duration of stacked steps."""
         bundling, widening = self._bundling, self._widening
         assert bundling is not None, "a chain alone trains its steps itself"
         worthwhile = getattr(bundling, "worthwhile", len(self._slots))
@@ -139,10 +139,10 @@ class Bundle:
         return measures and widening.took(bundling.seconds() - start, [*widths.values()])
 
     def _shared(self, whole: float, widths: Mapping[WorkerId, int]) -> dict[WorkerId, Took]:
-        """Share out the seconds of a step to the chains that it has trained.
+        """Divide the seconds of a step among the chains that were trained.
 
         Args:
-            widths: how many each of them was trained as one with, itself included.
+            widths: for each chain, the number of chains with which it was stacked, itself included.
         """
         times = self._widening.times
         # Of each in seconds as measured before, which are others now, but in proportion.
@@ -155,7 +155,7 @@ class Bundle:
         }
 
     def follow(self, chain: Chain, address: str, rank: int) -> None:
-        """Train a chain with the worker that leads it; see :meth:`ChainRunner.follow`. Nothing else runs here then."""
+        """Follow the leader of a chain; see :meth:`ChainRunner.follow`. Nothing else may be running in this process."""
         if self._running:
             raise InternalError(f"{chain.id} is to be followed by a worker that trains other chains")
         self._runners[self._slots[0]].follow(chain, address, rank)
@@ -164,7 +164,7 @@ class Bundle:
         return self._runners[self._slots[0]].try_out(initial)
 
     def close(self) -> list[ChainId]:
-        """End all chains where they are, and return them."""
+        """End all chains at their current steps, and return them."""
         for _, running, _ in self._running.values():
             running.close()
         ended = [chain.id for chain, _, _ in self._running.values()]

@@ -1,4 +1,4 @@
-"""How other threads control a running chain."""
+"""Control of a running chain by other threads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Control:
             self.called = True
 
     def stop(self, *, keep: bool = False) -> None:
-        """End the chain at its next step; with ``keep`` its state there is kept first."""
+        """End the chain at its next step; with ``keep``, after its state there was kept."""
         with self._lock:
             self.stopped = "kept" if keep else "at once"
             self.called = True

@@ -19,8 +19,7 @@ def reset_peak() -> None:
 
 
 def peak_bytes() -> int | None:
-    """Return the most bytes that were allocated at one time since :func:`reset_peak`, added up over devices; ``None``
-    if this process uses none."""
+    """Return the peak of allocated bytes since :func:`reset_peak`, over all devices; ``None`` without a device."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
@@ -37,13 +36,13 @@ class DeviceMemory:
         reset_peak()
 
     def free_bytes(self) -> int:
-        """Return the bytes that are free, and the bytes that this process has taken."""
+        """Return the bytes that this process can use: the free ones of the device, and those that it has reserved."""
         import torch
 
         return int(torch.cuda.mem_get_info()[0]) + int(torch.cuda.memory_reserved())
 
     def taken_bytes(self) -> int:
-        """Return the most that this process has taken from the device since :meth:`reset_peak`, used or not."""
+        """Return the peak of bytes that this process has reserved since :meth:`reset_peak`, whether used or not."""
         import torch
 
         return int(torch.cuda.max_memory_reserved())

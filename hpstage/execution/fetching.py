@@ -1,4 +1,4 @@
-"""Prefetching: while a chain trains, the states from which the next ones are expected to start are loaded."""
+"""Prefetching: loads the states from which the next chains are expected to start, while a chain trains."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ logger = logging.getLogger("hpstage")
 
 
 class Fetcher:
-    """Loads expected states into a cache, in a thread that lives while any is missing there. Thread-safe.
+    """Loads expected states into a cache, in a thread that runs while any of them is missing. Thread-safe.
 
-    A failure says nothing: the chain that needs the state loads it itself, and finds out.
+    Failures are ignored: the chain that needs the state loads it itself, and reports the failure.
     """
 
     def __init__(self, checkpoints: CheckpointStore, live: LiveCache) -> None:
@@ -38,7 +38,7 @@ class Fetcher:
                 threading.Thread(target=self._run, args=(self._loading,), name="hpstage-fetch", daemon=True).start()
 
     def get(self, key: StateKey) -> object | None:
-        """Return a state of the cache, after the wait for it if it is being loaded."""
+        """Return a cached state; if it is being loaded, wait for it."""
         with self._changed:
             if key in self._missing:
                 self._missing.remove(key)  # the caller loads it at once

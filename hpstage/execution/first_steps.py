@@ -1,4 +1,4 @@
-"""Whether the first steps of trials learn anything, and for how many steps code was sized: what users should know."""
+"""Checks for users whether the first steps of trials learn anything, and for how many steps the code was configured."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ logger = logging.getLogger("hpstage")
 
 _RATE = re.compile(r"(^|_)lr(_|$)|learning_rate")
 _LEAST, _MOST = 4, 32
-"""Steps after which it is judged, and steps in which learning rates are looked at: a warm-up may begin at 0."""
+"""Step after which learning is judged, and step up to which learning rates are checked, since a warm-up may start at
+0."""
 _UNSTEPPED = 128
-"""Steps without a step of an optimizer after which that is no accumulation of gradients."""
+"""So many training steps without an optimizer step are not explained by gradient accumulation."""
 _SAMPLE = 4096
-"""Numbers of each weight that are compared one by one."""
+"""Number of elements of each weight that are compared one by one."""
 _CHAINS = 4
-"""Trials whose weights are looked at, which takes a look at each of them."""
+"""Number of trials whose weights are compared, which costs a pass over the weights in each."""
 
 RATES = (
     "every learning rate is 0 or NaN from the first step on, so that nothing is learned. Look at what sizes the "
@@ -46,8 +47,8 @@ STILL = (
 
 
 class FirstSteps:
-    """Looks at the first steps of a worker's trials. What it sees of weights is sums over their bits, after the first
-    step and at a boundary: nothing is copied, and a step is not waited for."""
+    """Observes the first steps of a worker's trials. It compares sums over the bits of weights after the first step and
+    at a boundary. It copies nothing, and does not wait for a step to finish."""
 
     def __init__(self, trainable: Trainable, *, bundled: bool) -> None:
         self._trainable = trainable
@@ -61,7 +62,7 @@ class FirstSteps:
         self._weights: _Weights | None = None
 
     def see(self, flight: Flight, hp: Mapping[str, Scalar]) -> None:
-        """Look at what the step before ``flight.step``, trained under ``hp``, has left."""
+        """Observe the result of the step before ``flight.step``, which was trained under ``hp``."""
         if flight.step > _MOST or flight.chain.source is not None or self._optimizers is None:
             return
         with self._looking():
@@ -82,7 +83,7 @@ class FirstSteps:
             self._notice(RATES)  # none of them will ever be a number again, and training may end in the next step
 
     def take(self, flight: Flight) -> tuple[Noticed, ...]:
-        """Judge the steps before a boundary. Return what has been noticed since."""
+        """Judge the steps before a boundary. Return what was noticed since the last call."""
         horizon = getattr(self._trainable, "horizon", None)
         if horizon is not None and horizon not in self._known:
             self._known.add(horizon)
@@ -95,7 +96,7 @@ class FirstSteps:
 
     @contextmanager
     def _looking(self) -> Iterator[None]:
-        """Stop looking at what has no values to look at: a parameter on meta, a rate that is not a number."""
+        """Stop observing where there are no values, as on the meta device, or for a rate that is not a number."""
         try:
             yield
         except Exception:
@@ -103,7 +104,7 @@ class FirstSteps:
             self._flight = self._optimizers = None
 
     def _see_rates(self) -> bool:
-        """See whether learning rates are 0 or NaN. Return whether all are NaN."""
+        """Check whether learning rates are 0 or NaN. Return whether all are NaN."""
         assert self._optimizers is not None
         found = [group.get("lr") for one in self._optimizers() for group in one.param_groups]
         rates = [math.inf if rate is None else float(rate) for rate in found]  # some optimizers find their own
@@ -111,7 +112,8 @@ class FirstSteps:
         return self._rates_are_zero and all(map(math.isnan, rates))
 
     def _judge(self, flight: Flight) -> None:
-        """Decide what has been learned; or leave it open, while a warm-up may be at 0 or gradients be accumulated."""
+        """Decide whether anything was learned. Postpone this during a warm-up at 0, or while gradients may
+        accumulate."""
         assert self._optimizers is not None
         step = flight.step
         if self._rates_are_zero:
@@ -138,13 +140,13 @@ class FirstSteps:
 
 
 def is_still_by_intent(hp: Mapping[str, Scalar]) -> bool:
-    """Whether a trial itself says that it learns nothing now, or that a part of it does not."""
+    """Whether the trial's own hyperparameters say that it, or a part of it, does not learn at this step."""
     return any(value == 0 and _RATE.search(name) is not None for name, value in hp.items())
 
 
 class _Weights:
-    """What can be compared of the weights that optimizers train: how often each was written to, sums over bits, and a
-    sample of each, since weights that change places have the same sum."""
+    """The comparable properties of the weights that optimizers train: their versions, sums over their bits, and a
+    sample of each, since permuted weights have the same sum."""
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
         torch: Any = sys.modules.get("torch")  # not loaded where there is no optimizer
@@ -161,15 +163,15 @@ class _Weights:
         self.sums = [int(value) for value in sums]  # only now, so that a device is waited for once
 
     def differ(self, other: _Weights) -> bool:
-        """Whether any weight has changed, whether or not it was written to."""
+        """Whether the values of any weight have changed."""
         if self.sums != other.sums:
             return True
         return not all(bool((a == b).all()) for a, b in zip(self.samples, other.samples, strict=True))
 
 
 def _sum(torch: Any, weight: Any) -> Any:
-    """Return the sum of the bits of a tensor: of all but the last few as numbers of 8 bytes, since torch would copy
-    others to 8 bytes each to add them up."""
+    """Return the sum of the bits of a tensor. All but the last few elements are summed as 8-byte integers, since torch
+    would copy shorter integers to 8 bytes each before it adds them."""
     if not weight.is_contiguous():
         return _bits(torch, weight).sum(dtype=torch.int64)
     flat = weight.view(-1)
@@ -178,7 +180,7 @@ def _sum(torch: Any, weight: Any) -> Any:
 
 
 def _bits(torch: Any, weight: Any) -> Any:
-    """Return the bits of a tensor as whole numbers: of 8 bytes if possible, whose sum takes a tenth of the time."""
+    """Return the bits of a tensor as integers, of 8 bytes if possible, which are summed ten times as fast."""
     size = weight.element_size()
     if weight.is_contiguous() and all(count * size % 8 == 0 for count in (weight.numel(), weight.storage_offset())):
         return weight.view(-1).view(torch.int64)

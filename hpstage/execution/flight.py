@@ -49,7 +49,7 @@ class Due:
 
 
 class Gathering(msgspec.Struct, frozen=True, tag=True):
-    """A chain's worker waits at ``address`` for the others of its gang; the executor has to send them there."""
+    """The leader of a gang waits at ``address`` for the other workers; the executor must send them there."""
 
     chain: ChainId
     address: str
@@ -93,7 +93,7 @@ class Flight:
         self._kept_at = self._turned_at = time.perf_counter()  # time of ``kept``; start time of the current step
 
     def train(self, took: Took) -> None:
-        """Count a step that was trained in turns with other chains' steps."""
+        """Count a step that was interleaved with steps of other chains."""
         self.train_seconds += took.share
         self.whole_seconds += took.whole
         self.alone_seconds += took.alone
@@ -120,7 +120,7 @@ class Flight:
         save_seconds: float,
         alone_seconds: float | None,
     ) -> StateReached:
-        """Return what is reported of a boundary. Seconds are those that passed."""
+        """Return the report of a boundary. Its seconds are elapsed seconds."""
         return StateReached(
             chain=self.chain.id,
             worker=worker,
@@ -143,7 +143,7 @@ class Flight:
     def ended(
         self, worker: WorkerId, at: float, outcome: ChainOutcome, *, failure: UserFailure | None, message: str
     ) -> ChainEnded:
-        """Return what is reported of the chain's end. What was not reported before it is wasted."""
+        """Return the report of the chain's end. Training that was not reported before is wasted."""
         return ChainEnded(
             chain=self.chain.id,
             worker=worker,
@@ -158,7 +158,7 @@ class Flight:
         )
 
     def has_reported(self) -> None:
-        """Reset what is counted between two reports."""
+        """Reset the counts since the last report."""
         self.since, self.peak_bytes, self.frozen = self.step, None, NO_FROZEN_WORK
         self.train_seconds = self.whole_seconds = self.alone_seconds = 0.0
         self.source, self.load_seconds = None, 0.0
@@ -185,7 +185,7 @@ class Flight:
         self.kept, self._kept_at = self.step, time.perf_counter()
 
     def take_back(self) -> None:
-        """Count as not reported what was reached after a state that could not be written."""
+        """After a state that could not be written, count the later boundaries as unreported."""
         lost = self.saves.withheld()
         if lost:
             self.since = lost[0].start

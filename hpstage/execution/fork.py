@@ -1,4 +1,4 @@
-"""Work in a fork of this process: a copy of all that it holds, which the work may change, and which is then gone."""
+"""Runs work in a fork of this process: a copy of its memory, which the work may change, and which then disappears."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ from hpstage.training.identity import accelerators
 _NOT_KEPT = os.O_CREAT | os.O_EXCL | os.O_TRUNC
 _COPIED = b"copied"
 _PATIENCE = 60.0
-"""Seconds after which a fork that copies shared memory hangs."""
+"""A fork that takes longer than so many seconds to copy shared memory is considered hung."""
 
 
 def obstacle(trainable: object = None) -> str:
-    """Return why this process cannot be forked so that training of ``trainable`` continues in the fork, or an empty
-    string."""
+    """Return the reason why training of ``trainable`` cannot continue in a fork of this process, or an empty string."""
     if sys.platform != "linux":
         return "only Linux has forks that are safe for this"
     torch: Any = sys.modules.get("torch")
@@ -56,13 +55,13 @@ def obstacle(trainable: object = None) -> str:
 
 
 class Fork:
-    """A fork that works while this process continues. It ends with the thread that has made it.
+    """A fork that works while this process continues. It ends when the thread that created it ends.
 
     Args:
-        work: returns what is to be known here.
+        work: runs in the fork; returns the answer for this process.
 
     Raises:
-        OSError: the system allows no more processes, or memory that is shared cannot be copied.
+        OSError: the system allows no more processes, or shared memory cannot be copied.
     """
 
     def __init__(self, work: Callable[[], bytes]) -> None:
@@ -85,10 +84,10 @@ class Fork:
         self._status: int | None = None
 
     def wait(self, timeout: float = 0.0) -> bytes | None:
-        """Return the answer, ``None`` if there is none within ``timeout`` seconds.
+        """Return the answer, or ``None`` if there is none within ``timeout`` seconds.
 
         Raises:
-            ChildProcessError: the fork has ended without one.
+            ChildProcessError: the fork has ended without an answer.
         """
         deadline = time.monotonic() + timeout
         while self._status is None:
@@ -103,7 +102,7 @@ class Fork:
         return bytes(self._answer)
 
     def close(self, *, kill: bool = False) -> None:
-        """Wait for its end, or kill it. Idempotent."""
+        """Wait for the end of the fork, or kill it. Idempotent."""
         if self._status is not None:
             return
         if kill:
@@ -116,14 +115,14 @@ class Fork:
 
 
 def forked(work: Callable[[], object], channel: int) -> int:
-    """Do ``work`` in a fork, which shares only the file descriptor ``channel``, and ends with the thread that has made
-    it; return its process id.
+    """Run ``work`` in a fork, which shares only the file descriptor ``channel``; return the fork's process id. The fork
+    ends when the thread that created it ends.
 
-    Of memory that processes share, the fork gets a copy, and this process waits until it has: training here writes to
-    such memory next.
+    The fork gets a copy of memory that processes share. This process waits until the copy is made, since training here
+    writes to that memory next.
 
     Raises:
-        OSError: the system allows no more processes, or memory that is shared cannot be copied.
+        OSError: the system allows no more processes, or shared memory cannot be copied.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the user's own
@@ -162,10 +161,10 @@ def _forked(work: Callable[[], object], channel: int, copied: int) -> int:
 
 
 def _wait_for_copy(pid: int, copied: int) -> None:
-    """Wait until a fork has its own copy of shared memory, which is not written to until then.
+    """Wait until the fork has its own copy of shared memory. Nothing may write to that memory until then.
 
     Raises:
-        OSError: it cannot have one; it has ended.
+        OSError: the memory cannot be copied, or the fork has ended.
     """
     poll = select.poll()
     poll.register(copied, select.POLLIN)
@@ -181,7 +180,7 @@ def _wait_for_copy(pid: int, copied: int) -> None:
 
 
 def _copy_shared_memory(copied: int) -> None:
-    """Have a copy of its own of all memory that this fork shares, and report that to the other process, or why not."""
+    """In the fork: copy all shared memory, and report to the other process that it is copied, or why not."""
     try:
         make_own(shared_mappings())
     except BaseException as error:
@@ -191,7 +190,7 @@ def _copy_shared_memory(copied: int) -> None:
 
 
 def _become_separate(parent: int, channel: int, copied: int) -> None:
-    """Share neither the end of the other process, nor its shared memory, signals, output and positions in files."""
+    """In the fork: end with the other process, copy shared memory, and detach signals, output and file positions."""
     die_with(parent)
     gc.disable()  # what the other process has, such as connections, is not to be closed here
     if copied >= 0:

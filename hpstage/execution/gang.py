@@ -1,8 +1,8 @@
 """Gangs on the worker's side: one worker leads a chain, and others train its steps with it.
 
-The leader alone has the chain: it evaluates, keeps states and reports. Forks are not verified in a gang: a verification
-trains steps once more from a state in memory, which the others do not have. What it would find does not depend on the
-number of workers, so that a chain of one worker finds it.
+Only the leader has the chain: it evaluates, saves states and reports. Forks are not verified in a gang, since a
+verification repeats steps from a state in memory, which the other workers do not have. Its result does not depend on
+the number of workers, so that a chain with one worker finds the same problems.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hpstage.plan.messages import Chain
 from hpstage.trainable import Elastic, Trainable
 
 GATHER_SECONDS = 120.0
-"""Seconds for which the workers of a gang wait for each other: the others have to load the chain's source."""
+"""Seconds that the workers of a gang wait for each other, since the others have to load the chain's source first."""
 
 
 def gather(trainable: Trainable, chain: Chain, host: str, control: Control) -> Generator[Gathering, float | None, None]:

@@ -1,6 +1,7 @@
-"""What training uses that a fork of its process would share, or lack: ends of pipes, sockets, processes and threads.
+"""Detects what training uses that a fork would share with its parent, or lack: pipes, sockets, processes and threads.
 
-Whoever is at the other end of a pipe answers one of two processes, and the other one waits for ever.
+If a fork shares one end of a pipe, the other end answers only one of the two processes, and the other process waits
+forever.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from hpstage.training.code.owner import by_type, is_users_code, module_of, of_us
 
 
 def held_by(*subjects: object) -> str:
-    """Return what a fork could not have for itself of all that objects and their code lead to, or an empty string. No
-    code of theirs is called.
+    """Return a description of an object that a fork could not have for itself, or an empty string. All objects that the
+    subjects and their code refer to are visited; none of their code is called.
 
-    What long containers hold is looked at last, and only so much of it: the rest is data.
+    Items of long containers are visited last, and only a limited number of them: the rest is data.
     """
     code = Graph()
     seen: dict[int, object] = {}  # kept, so that ids stay unique
@@ -60,11 +61,12 @@ def held_by(*subjects: object) -> str:
 
 
 _CONTAINERS = frozenset((list, tuple, dict, set, frozenset))
-"""Of these, the very long ones are data."""
+"""Very long containers of these types hold data."""
 _LONG = 100
-"""Number of items from which on an object counts as long."""
+"""An object with more items than this counts as long."""
 _MOST, _ITEMS = 100_000, 32
-"""Number of objects that are looked at, in tenths of a second, and of items that take as long to pass by as one."""
+"""Maximum number of objects to visit, which takes tenths of a second; and the number of items that can be skipped in
+the time of one visit."""
 
 
 @by_type
@@ -86,7 +88,7 @@ def _may_be_held(kind: Any) -> bool:
 
 
 def _reached_by(code: Any, graph: Graph) -> Iterator[Any]:
-    """Yield what a function, class or module leads to besides what the graph has already."""
+    """Yield objects that a function, class or module refers to and that the graph does not contain already."""
     if isinstance(code, types.FunctionType):
         held = (*(code.__closure__ or ()), code.__defaults__, code.__kwdefaults__, code.__dict__)
         yield from filter(gc.is_tracked, held)
@@ -105,7 +107,7 @@ _OF_NO_STEP = frozenset(("hpstage", "optuna", "dask", "distributed", "logging", 
 
 
 def _shared(obj: Any) -> str:
-    """Return what this is if both sides of a fork would use it."""
+    """Return a description of the object if both sides of a fork would use it, else an empty string."""
     kind, own = type(obj), dict_of(obj) or {}
     if issubclass(kind, subprocess.Popen):
         return "a process of its own" if own.get("returncode", 0) is None else ""
@@ -126,7 +128,7 @@ def _number(read: Any) -> int | None:
 
 
 def _has_ends(number: int | None) -> bool:
-    """Return whether a descriptor is of a pipe, a socket or a terminal, and no standard stream."""
+    """Return whether a file descriptor is a pipe, a socket or a terminal, other than a standard stream."""
     if type(number) is not int or number <= 2:
         return False
     try:
@@ -137,21 +139,21 @@ def _has_ends(number: int | None) -> bool:
 
 
 def _lacking(thread: threading.Thread) -> str:
-    """Return what this thread is if a fork would lack it."""
+    """Return a description of the thread if a fork would lack it, else an empty string."""
     runs = any(thread is running for running in threading.enumerate())
     return "a thread, which no fork has" if runs and not _is_not_of_user(thread) else ""
 
 
 def _is_not_of_user(thread: threading.Thread) -> bool:
-    """Return whether this is the thread that trains, the main thread, or one to which no step gives work."""
+    """Return whether this is the training thread, the main thread, or a thread to which no step gives work."""
     name = (dict_of(thread) or {}).get("_name")  # a class may have another ``name``
     of_pool = type(name) is str and name.startswith(("hpstage", "Dask-"))
     return of_pool or thread is threading.current_thread() or thread is threading.main_thread()
 
 
 def has_own_work(threads: Iterable[threading.Thread]) -> bool:
-    """Return whether a step of training may wait for one of these: one of a pool to which user's code gives work, or
-    one that runs the user's code."""
+    """Return whether a training step may wait for one of these threads: one in a pool that user code submits work to,
+    or one that runs user code."""
     pools: Any = concurrent.futures.thread._threads_queues
     pooled = {id(reference()) for reference in pools.keyrefs()}
     dummies: Any = sys.modules.get("multiprocessing.dummy")
@@ -176,7 +178,7 @@ def has_own_work(threads: Iterable[threading.Thread]) -> bool:
 
 
 def _of_running_loops() -> Iterator[int]:
-    """Yield the ids of the threads in pools of event loops that run: no step runs those until something is done."""
+    """Yield the ids of threads in pools of running event loops, which no step uses until they have finished."""
     events: Any = sys.modules.get("asyncio.events")
     if events is None:
         return

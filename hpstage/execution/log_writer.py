@@ -20,7 +20,7 @@ class Logs:
         self._lost_one = False
 
     def save(self, flight: Flight, key: StateKey, stop: int) -> None:
-        """Save what steps before ``stop`` have logged and printed."""
+        """Save the logged values and printed text of the steps before ``stop``."""
         log = flight.recorder.take(stop)
         if log is None:
             return
@@ -34,6 +34,6 @@ class Logs:
                 )
 
     def save_last(self, flight: Flight) -> None:
-        """Save what a step that has not come to its end has logged and printed, under the state it would have made."""
+        """Save the log and output of an unfinished step, under the key of the state that it would have produced."""
         if flight.step < flight.course.stages[-1].stop:
             self.save(flight, flight.course.own(flight.step + 1).key, flight.step + 1)

@@ -25,7 +25,7 @@ from hpstage.training.code.owner import is_users
 _USAGE = f"{UsageError.__module__}.{UsageError.__qualname__}"
 
 causes: dict[UserFailure, BaseException] | None = None
-"""The exceptions behind failures, where training is in the process of the search."""
+"""The exceptions that caused failures, if training is in the process of the search."""
 
 
 def outcome_of_store(error: CheckpointError) -> Literal["unreadable", "cut_off", "full"]:
@@ -90,8 +90,8 @@ def failure_of(error: BaseException, within: str, values: Mapping[str, object]) 
 
 
 def is_misuse(failure: UserFailure, catch: Collection[str] = ()) -> bool:
-    """Whether hpstage has refused the trainable, rather than that its own code has failed, with an exception that
-    ``catch`` does not name as one of hpstage's."""
+    """Whether hpstage has refused the trainable, as opposed to a failure of the user's code. A refusal is an exception
+    of hpstage that ``catch`` does not name."""
     ours = [kind for kind in failure.kinds if kind.startswith("hpstage.errors.")]
     return ours[:1] == list(failure.kinds[:1]) != [] and not any(kind in catch for kind in ours)
 

@@ -1,4 +1,4 @@
-"""The saved state that a worker's trainable is in, and the ways to bring it to another."""
+"""Tracks the saved state that a worker's trainable is in, and brings the trainable to other states."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Position:
         return "live" if found else "disk"
 
     def _meet(self) -> None:
-        """Show the store the first state of this process before its first step: what training leaves as it is, it
-        stores once."""
+        """Pass the first state of this process to the store before its first step, so that tensors that training does
+        not change are stored once."""
         if self._met:
             return
         self._met = True

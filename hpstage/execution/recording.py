@@ -20,7 +20,8 @@ _streams: list[Any] = []  # those whose write is replaced: standard output, stan
 
 
 class Recording:
-    """While it is entered, what the training thread prints goes to ``recorder`` too and, with ``logs``, what it logs.
+    """Within this context, the training thread's printed text goes to ``recorder`` as well, and with ``logs`` its log
+    messages.
 
     Output of other threads and processes is not recorded: the driver's cannot be distinguished from the user's.
     """
@@ -60,7 +61,7 @@ def _listen() -> None:
 
 
 def release_streams() -> None:
-    """Let the streams write as before."""
+    """Restore the streams."""
     for stream in _streams:
         write = getattr(stream, "__dict__", {}).get("write")
         if isinstance(write, _Write):
@@ -72,11 +73,11 @@ def release_streams() -> None:
 
 
 class _Write:
-    """Writes, and tells the recorder.
+    """Writes to the stream and to the recorder.
 
     Args:
-        write: of the stream.
-        was_own: whether that was an attribute of the stream, not of its class.
+        write: the stream's original method.
+        was_own: whether that was an attribute of the stream instead of its class.
     """
 
     def __init__(self, write: Any, was_own: bool) -> None:

@@ -1,9 +1,9 @@
-"""Training parts of a chain again in a process in which nothing was trained, from a state of the chain.
+"""Retrains parts of a chain from one of its states, in a process in which nothing was trained.
 
-What training keeps outside the states (in a library, in an object of C, in the process) is missing there, or as it was
-before the first step. Whatever it is, the results differ if they depend on it: nothing has to be known of it. Trained
-again are the ends of chains, which show what trials have left behind, and the steps after states that are kept on the
-way, where later chains begin.
+What training keeps outside of its states (in a library, in a C object, in the process) is missing there, or is as it
+was before the first step. If the results depend on it, they differ, whatever it is: hpstage need not know about it. Two
+parts of chains are retrained: the ends of chains, which show what earlier trials have left behind, and the steps after
+states that are saved on the way, from which later chains start.
 """
 
 from __future__ import annotations
@@ -27,39 +27,38 @@ from hpstage.trainable import Trainable
 from hpstage.training.capture.portrait import state_texts
 
 _CHAINS = 1, 2, 4
-"""Which chains of a process in any case, besides the second one that begins with nothing; for a gang, the next. The
-first is compared with training from a state within it. Later ones train after others, so they are compared from their
-beginning."""
+"""Numbers of the chains of a process that are always retrained, in addition to the second one that starts from scratch;
+if one has a gang, the next chain is. The first chain is retrained from a state within it. Later ones train after
+others, so they are retrained from their beginning."""
 _SECONDS, _SHARE = 0.15, 0.01
-"""What the steps that are trained again may take, in seconds and of the seconds since the first: those of one chain,
-and those of all beyond these."""
+"""Maximum time for retraining: seconds, plus a share of the seconds since the first chain."""
 _WAITING_FORKS = 2
-"""States on the way from which steps wait to be trained again, at the most: the end of the chain waits for them."""
+"""Maximum number of queued reruns from saved states on the way, for which the end of a chain has to wait."""
 _WAITING = 1 / 8
-"""What a step takes is what its thread computes, which a loaded machine makes no longer, but at least this share of the
-time that has passed: a step may wait for data."""
+"""The duration of a step is the processor time of its thread, which does not depend on the machine's load, but at least
+this share of the elapsed time, since a step may wait for data."""
 _PATIENCE = 10.0
-"""Seconds for which training waits besides those of the chain, so that short searches are covered."""
+"""Seconds that training waits in addition to the duration of the chain, so that short searches are covered."""
 _LONGEST = 60.0
-"""Seconds of the longest steps that are trained again."""
+"""Steps that take longer than so many seconds are not retrained."""
 _TO = StateKey("1" * 32)
 
 
 @dataclass(frozen=True, slots=True)
 class _Fork:
-    """A state on the way, which is kept: the steps after it are trained again from it."""
+    """A state that is saved on the way. The steps after it are retrained from it."""
 
     step: int
     key: StateKey
 
 
 class Reruns:
-    """Trains parts of the chains of one trainable again. Closed, it does nothing.
+    """Retrains parts of the chains of one trainable. Once closed, it does nothing.
 
     Args:
-        untrained: a fork of this process from before training, which this closes.
+        untrained: a fork of this process that was made before training; it is closed with this object.
         checkpoints: the checkpoint store.
-        load: returns one of them, or one that is kept in memory only.
+        load: returns one of its states, or one that is only in memory.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class Reruns:
         self._scratch: Scratch | None = None  # and where that is
 
     def follow(self, flight: Flight) -> None:
-        """Note that a chain begins, from its source."""
+        """Record that a chain starts from its source."""
         self._leave()
         if self._queue.closed:
             return
@@ -108,14 +107,14 @@ class Reruns:
             self._chain_began = time.perf_counter()
 
     def _leave(self) -> None:
-        """Follow the chain no longer. One that has not come to its end may have left a state."""
+        """Stop following the chain. If it has not reached its end, drop the state that was taken."""
         self._flight = self._fork = self._taken = None
         if self._scratch is not None:
             self._scratch.close()
             self._scratch = None
 
     def see(self, flight: Flight, boundary: Boundary | None) -> None:
-        """Note that the chain has come to its step, with this boundary, and trains on."""
+        """Record that the chain has reached its current step, with this boundary, and continues."""
         if self._flight is not flight or flight.step == self._seen:  # again, where a stage begins
             return
         self._seen = flight.step
@@ -133,7 +132,7 @@ class Reruns:
         self._see_fork(flight, boundary)
 
     def _start(self, flight: Flight) -> int:
-        """Return the step at which a state is to be taken, as far as is known now; the last one: nowhere."""
+        """Return the step at which to take a state, as far as it is known now; the last step means no state."""
         begin = flight.chain.stages[0].start
         end = flight.course.end or max(flight.course.boundaries, default=flight.step)
         if self._chains == 1:
@@ -142,7 +141,7 @@ class Reruns:
 
     @property
     def _allowed(self) -> float:
-        """Seconds that training again may take."""
+        """The maximum seconds of training again."""
         return _SECONDS + _SHARE * (time.perf_counter() - self._began)
 
     def _has_time(self) -> bool:
@@ -163,8 +162,7 @@ class Reruns:
         self._spent += time.perf_counter() - began
 
     def _see_fork(self, flight: Flight, boundary: Boundary | None) -> None:
-        """Have the steps since a state on the way trained again from it, once there are enough, and note the next such
-        state."""
+        """Queue the steps since the last saved state for retraining, if there are enough; note the next such state."""
         kept = boundary is not None and boundary.keep
         fork = self._fork
         if fork is not None and (kept or flight.step - fork.step >= self._most()):
@@ -177,10 +175,10 @@ class Reruns:
             self._fork = _Fork(flight.step, boundary.key)
 
     def begin(self, flight: Flight, metrics: Metrics | None) -> None:
-        """Begin to train the end of the chain again, if it is one of those.
+        """Start retraining the end of the chain, if it is one of the chains to retrain.
 
         Args:
-            metrics: those at its present step, its last.
+            metrics: the metrics at its current step, which is its last.
         """
         if self._flight is not flight:
             return
@@ -190,7 +188,8 @@ class Reruns:
         self._leave()
 
     def _add(self, flight: Flight, metrics: Metrics | None, *, fork: _Fork | None, at_end: bool = False) -> None:
-        """Have the steps up to the present one trained again, from a fork and, at the chain's end, from its state."""
+        """Queue the steps since a fork for retraining and, at the end of the chain, those since the state that was
+        taken."""
         began = time.perf_counter()
         begin = flight.chain.stages[0].start
         within = at_end and flight.step - begin <= self._most()  # all of its steps
@@ -248,8 +247,8 @@ class Reruns:
         )
 
     def ended(self, flight: Flight, *, at_end: bool) -> ForkVerified | None:
-        """Return the difference that was found by training again, if that has ended; the end of a chain waits for its
-        own for a while."""
+        """Return the difference that retraining has found, if retraining has finished. At the end of a chain, wait for
+        its own retraining for a while."""
         if not self._queue:
             return None
         began = time.perf_counter()
@@ -259,7 +258,7 @@ class Reruns:
         return None if found is None else replace(found, chain=flight.chain.id)  # what an ended one reports is ignored
 
     def close(self) -> None:
-        """End the fork, with what it trains. Idempotent."""
+        """End the fork and what it trains. Idempotent."""
         self._leave()
         self._queue.close()
 

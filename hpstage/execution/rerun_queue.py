@@ -1,4 +1,4 @@
-"""Segments of chains that wait to be trained again in a process in which nothing was trained, one after the other."""
+"""The queue of segments that are to be retrained, one after the other, in a process in which nothing was trained."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FROM = StateKey("0" * 32)
 
 
 class Scratch:
-    """A folder for the state that a rerun begins with, where no checkpoint has it."""
+    """A temporary folder for the state from which a rerun starts, if no checkpoint contains it."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="hpstage-rerun-", ignore_cleanup_errors=True)
@@ -42,12 +42,12 @@ class Scratch:
 
 @dataclass(kw_only=True)
 class Rerun:
-    """A segment of a chain that is to be trained again.
+    """A segment of a chain that is to be retrained.
 
-    ``scratch``: has the state that it begins with, if that is not the segment's ``source`` in the checkpoints.
-    ``unreported``: what follows, the same, or the chain from its beginning, without the reports on the way, since a
-    trial alone has others. ``first``: what the present segment led to, if that was another state or metric, or a
-    failure.
+    ``scratch``: holds the state from which it starts, unless the segment's ``source`` is in the checkpoints.
+    ``unreported``: a second segment to retrain afterwards, without the reports on the way, since an unshared trial has
+    different ones: the same segment, or the chain from its beginning. ``first``: the outcome of the current segment's
+    first retraining, if its state or metrics differ, or if it failed.
     """
 
     chain: ChainId
@@ -58,7 +58,7 @@ class Rerun:
     first: Retrained | None = None
 
     def difference(self, found: Retrained) -> str | None:
-        """Describe what differs, given what training has led to now; ``None``: nothing that matters."""
+        """Describe the difference, given the latest outcome; return ``None`` if nothing that matters differs."""
         first = found if self.first is None else self.first
         begun = "step 0" if self.segment.source is None else f"the state at step {self.segment.start}"
         if (error := _error(first.problem)) and error == _error(found.problem):
@@ -90,7 +90,7 @@ class Rerun:
 
 @dataclass(eq=False, repr=False)
 class RerunQueue:
-    """Trains segments again, in the order in which they were added. Closed, it does nothing."""
+    """Retrains segments in the order in which they were added. Once closed, it does nothing."""
 
     untrained: UntrainedFork | None  # a fork of this process from before training, which this closes
     checkpoints: CheckpointStore
@@ -109,14 +109,14 @@ class RerunQueue:
 
     @property
     def last(self) -> ChainId | None:
-        """The chain of the segment that was added last, unless all have ended."""
+        """The chain of the segment that was added last; ``None`` if all segments are finished."""
         return self._waiting[-1].chain if self._waiting else self._running.chain if self._running else None
 
     def __len__(self) -> int:
         return len(self._waiting) + (self._running is not None)
 
     def has_room(self) -> bool:
-        """Whether memory has room for another process that trains the same: not the last of what there is."""
+        """Whether there is memory for another process that trains the same, with some to spare."""
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         return (HostMemory().available() or 0) > 2 * resident
 
@@ -127,7 +127,7 @@ class RerunQueue:
             self._waiting.append(rerun)
 
     def begin(self) -> None:
-        """Begin what waits, if none is trained again now."""
+        """Start the next queued segment if none is running."""
         if self._running is None:
             try:
                 self._begin_next(settled=False)
@@ -135,10 +135,11 @@ class RerunQueue:
                 self._give_up(error)
 
     def advance(self, timeout: float = 0.0, *, settled: bool = False) -> ForkVerified | None:
-        """Begin what waits, and wait for results for so many seconds. Return the difference that was found, once.
+        """Start queued segments, and wait up to so many seconds for results. Return the difference that was found,
+        once.
 
         Args:
-            settled: all states are written; one that cannot be had now was evicted.
+            settled: all states are written, so that a state that cannot be loaded now was evicted.
         """
         deadline = time.perf_counter() + timeout
         try:
@@ -154,7 +155,7 @@ class RerunQueue:
         return found
 
     def _begin_next(self, settled: bool) -> bool:
-        """Begin the next one if its state can be had; return whether it was."""
+        """Start the next segment if its state can be loaded; return whether it was started."""
         while self._waiting and self.untrained is not None:
             rerun = self._waiting[0]
             if self.has_room():
@@ -171,7 +172,7 @@ class RerunQueue:
         return False
 
     def _source(self, rerun: Rerun) -> FolderCheckpoints:
-        """Return the store that has the state with which a segment begins. One in memory gets a file."""
+        """Return the store that holds the state from which a segment starts. A state in memory is written to a file."""
         source, kept = rerun.segment.source, self.checkpoints
         if rerun.scratch is None:
             if isinstance(kept, FolderCheckpoints) and (source is None or kept.has(source)):
@@ -182,7 +183,7 @@ class RerunQueue:
         return rerun.scratch.store
 
     def _see(self, result: Retrained) -> None:
-        """Take over the result of the segment that is running, and train it once more, or without reports."""
+        """Process the result of the running segment. Queue it once more, or its variant without reports, if needed."""
         rerun = self._running
         assert rerun is not None and self.untrained is not None and self._store is not None
         self.seconds += result.seconds
@@ -222,7 +223,7 @@ class RerunQueue:
         self.close()
 
     def close(self) -> None:
-        """End the fork, with what it trains. Idempotent."""
+        """End the fork and what it trains. Idempotent."""
         for rerun in (*self._waiting, *([self._running] if self._running else ())):
             rerun.close()
         self._waiting.clear()

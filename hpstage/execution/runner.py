@@ -310,8 +310,8 @@ class ChainRunner:
     def _obey(
         self, flight: Flight, control: Control
     ) -> Generator[ChainReport | None, None, Literal["done", "stopped", "again"] | None]:
-        """Carry out what was ordered since the last step. Return how the chain ends here, if it does; "again": look
-        once more at its boundaries and orders before the next step."""
+        """Carry out the orders since the last step. Return how the chain ends here, if it does, or "again" to check its
+        boundaries and orders once more before the next step."""
         course = flight.course
         for amendment in control.take():
             for ref in course.amend(amendment, flight.step):
@@ -374,7 +374,7 @@ class ChainRunner:
         yield from flight.saves.give(ending if last is None else replace(last, ending=ending), save)
 
     def _read(self, flight: Flight) -> Iterator[InputsRead]:
-        """Report what training has read that is in no key, before the results that depend on it."""
+        """Report the inputs that training has read and that are in no key, before the results that depend on them."""
         if inputs := self._inputs.news():
             yield InputsRead(flight.chain.id, self._worker, self._clock(), inputs)
 
@@ -386,7 +386,7 @@ class ChainRunner:
             self._trainable.train(step, values)
 
     def close(self) -> None:
-        """Give up what was forked of this process. It trains nothing any more."""
+        """Close the fork of this process. It trains nothing any more."""
         if self._reruns is not None:
             self._reruns.close()
 
@@ -428,12 +428,12 @@ class ChainRunner:
             flight.source = self._position.go_to(chain.source, chain.initial)
 
     def _settle(self) -> None:
-        """Wait for work queued on a device, so that its time is attributed correctly."""
+        """Wait for work that is queued on a device, so that its time is attributed to the right step."""
         if self._synchronize is not None:
             self._synchronize()
 
     def _settle_saves(self, flight: Flight) -> None:
-        """Return once every report so far was given. Raises the error of a state that could not be written."""
+        """Wait until every report so far is given. Raises the error of a state that could not be written."""
         flight.stop_clock()
         flight.saves.settle()
 

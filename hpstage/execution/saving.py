@@ -119,7 +119,7 @@ class Saves:
 
     def __init__(self, checkpoints: PatientStore, live: LiveCache, control: Control, writer: Writer | None) -> None:
         self.error: Exception | None = None
-        """Why a state could not be written. None is written after it, and no report given."""
+        """The error of a state that could not be written. No state is written after it, and no report is given."""
         self._checkpoints = checkpoints
         self._live = live
         self._control = control
@@ -171,7 +171,7 @@ class Saves:
                 self._settling_since = None
 
     def close(self) -> None:
-        """Give no more reports."""
+        """Stop giving reports."""
         with self._changed:
             self._closed = True
             self._held.clear()
@@ -195,8 +195,8 @@ class Saves:
             return
 
     def prepare(self, save: Save) -> None:
-        """Make memory for the next state, which training then only fills, if there is any. Called in the writer's
-        thread."""
+        """Allocate memory for the next state, if there is any, so that training only has to fill it. Called in the
+        writer's thread."""
         state, save.state = save.state, None
         if self.error is None and not self._closed and save.wait is None:
             try:

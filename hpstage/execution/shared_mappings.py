@@ -92,7 +92,7 @@ def _file(line: tuple[bytes, ...]) -> tuple[bytes, ...]:
 
 
 def _has_content(path: bytes) -> bool:
-    """Whether it is a file or memory, and no device (as a GPU's) or queue (as that of io_uring)."""
+    """Whether the mapping is a file or memory, and not a device (as a GPU's) or a queue (as that of io_uring)."""
     if path.startswith((b"/dev/zero", b"[anon_shmem:")):  # memory without a file, under the names that Linux gives it
         return True
     if not path.startswith(b"/"):

@@ -232,7 +232,7 @@ class SimulatedExecutor(Executor):
         self.cluster.at(max(0.0, seconds), arrive)
 
     def _share(self, host: WorkerId) -> None:
-        """Let the chains of a worker continue at the pace for their present number."""
+        """Set the pace of a worker's chains by their present number."""
         if self.slots == 1:
             return
         on = [self._on[slot] for slot in names_of(host, self.slots) if slot in self._on]

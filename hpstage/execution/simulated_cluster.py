@@ -73,7 +73,7 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """How many times as long the steps of a worker take, and after how many seconds it is taken away."""
+    """The fate of a worker: the factor by which its steps are slower, and the seconds after which it is taken away."""
 
     slowness: float = 1.0
     lifetime: float = math.inf
@@ -83,7 +83,7 @@ class Member(Protocol):
     """An executor that trains on the cluster."""
 
     inbox: list[Report]
-    """What is reported to it next."""
+    """Reports that the executor receives next."""
 
     def trains_on(self, slots: Iterable[WorkerId]) -> bool: ...
 
@@ -146,11 +146,11 @@ class SimulatedCluster:
         heapq.heappush(self._agenda, (self.now + after, next(self._order), act))
 
     def wake(self) -> None:
-        """Let time stand still once all that happens now is over, as if something had been reported."""
+        """Stop the clock after all events of the present time, as if something had been reported."""
         self._woken = True
 
     def advance(self, timeout: float | None) -> None:
-        """Let time pass until something is reported to any executor: not at all with a ``timeout`` of zero."""
+        """Advance the clock until something is reported to any executor; not at all with a ``timeout`` of zero."""
         self._look()
         while self._agenda and (self._agenda[0][0] <= self.now or (timeout != 0.0 and not self._has_reports())):
             self.now, _, act = heapq.heappop(self._agenda)
@@ -206,7 +206,7 @@ class SimulatedCluster:
             member.release(slots)
 
     def chain_ended(self, worker: WorkerId) -> None:
-        """Let a worker leave that only waits for the end of its chains."""
+        """Let a worker leave if it has only been waiting for the end of its chains."""
         host = host_of(worker)
         if host in self._leaving and not self.trains(host):
             self._depart(host)
@@ -221,7 +221,7 @@ class SimulatedCluster:
             self.join(self.disruptions.replace_seconds)
 
     def _leave(self, worker: WorkerId) -> None:
-        """Let an idle worker leave, or one that is to join not come."""
+        """Let an idle worker leave, or cancel a worker that has not joined yet."""
         if self.trains(worker):
             raise InternalError(f"{worker} trains, and is not to leave")
         reports = [WorkerLeft(slot, self.now, "closed") for slot in names_of(worker, self.slots) if slot in self.live]
@@ -262,7 +262,7 @@ class SimulatedCluster:
     # --- demand and costs ---------------------------------------------------------------------------------
 
     def follow(self, demand: Callable[[float, float], int]) -> None:
-        """Let the number of workers follow a demand, besides those that it follows already."""
+        """Let the number of workers follow this demand, in addition to earlier ones."""
         self._demands.append(demand)
 
     def _look(self) -> None:

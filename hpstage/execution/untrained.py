@@ -93,7 +93,7 @@ class UntrainedFork:
 
 
 def _serve(trainable: Trainable, channel: Connection) -> None:
-    """Train what is requested, each in a fork, so that nothing is trained in this process, until it is not needed."""
+    """Train each request in a fork, so that nothing is trained in this process, until the process is not needed."""
     while True:
         try:
             folder, workload, segment = _REQUESTS.decode(channel.recv_bytes())

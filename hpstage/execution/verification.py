@@ -41,7 +41,7 @@ _FORK_AFTER = 2
 _STEPS, _SLOW = 2, 10.0
 """Number of steps trained twice; only one if it takes longer than this many seconds."""
 _BRIEF = 2.0
-"""Seconds for which training waits: for steps that take no time, to learn at once that something is wrong."""
+"""Seconds that training waits for the result, so that an error in very short steps is noticed at once."""
 _PATIENCE, _TIMES = 60.0, 2.0
 """Seconds to wait for a fork's answer: so many, and so many times the time that it had while training continued."""
 
@@ -216,7 +216,7 @@ class ForkVerification:
             self.outcome = Outcome(refusal=str(error))
 
     def _begin(self, compared: Callable[[], Outcome], *, in_place: bool = False) -> None:
-        """Have it compared in a fork, or here."""
+        """Compare in a fork, or in this process."""
         self.steps = len(self._trained)
         self._compared_by = compared
         why = "its function runs in a thread of its own" if in_place else obstacle(self._trainable)
@@ -258,7 +258,7 @@ class ForkVerification:
         return self._compared()
 
     def _see_straight(self) -> None:
-        """Take what training straight through has led to: not in a fork, which lacks the threads of functions."""
+        """Record the result of training straight through. Not in a fork, which lacks the threads of functions."""
         self._straight = portrait_of(self._trainable)
         self._pickles = dict(pickles_in(self._trainable.state_dict()))
         if self.answered and not any(differences(self._at_fork, self._straight)):

@@ -1,4 +1,4 @@
-"""As how many a worker trains the chains that it trains side by side, which it learns in training them. Pure."""
+"""Decides how many of the chains that a worker trains side by side are stacked, and learns it during training. Pure."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from collections.abc import Sequence
 from hpstage.plan.step_times import ALONE, StepTimes
 
 _RATIOS, _MOST_RATIOS, _COMPARING = 3, 9, 1.0
-"""Comparisons of the steps of two numbers, of which the median counts: what else the machine does makes steps slower,
-for a while or for long. There are so many at least, and at most, and no further ones after so many seconds."""
+"""Number of comparisons of two widths, of which the median counts, since other processes slow steps down for some time:
+the minimum, the maximum, and the seconds after which no further ones are made."""
 _STEPS, _SECONDS = 4, 0.1
 """The most steps of either number in a comparison, and seconds after which there are no further ones. The first step,
 in which programs are built and models join, is not counted. Half as many are compared each time that chains end
 before they were."""
 _SETTLED = 50
-"""Steps after which fewer chains than twice as many are taken to be as many as there will be."""
+"""Number of steps after which fewer than twice as many chains are assumed to be all that will come."""
 
 
 class Widening:
-    """Decides as how many chains each step is trained, and learns up to how many that pays.
+    """Decides how many chains are stacked in each step, and learns up to which number stacking pays.
 
-    No result depends on it. Where more chains run than are known to pay as one, some steps are trained as so many, and
-    some with all as one. Both are steps of the same chains, so that nothing but the number differs. Then twice as many
-    are compared with these, until that does not pay.
+    No result depends on this number. If more chains run than the number known to pay, some steps are trained with that
+    number stacked, and some with all. Both are steps of the same chains, so that only the number differs. Then twice as
+    many are compared with these, until stacking more does not pay.
 
     Args:
-        slots: the most chains that there can be.
+        slots: the maximum number of chains.
     """
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self.times: StepTimes = ALONE
-        """Seconds of a step, in proportion to each other."""
+        """Relative seconds of a step, by number of stacked chains."""
         self._chains: Sequence[object] = ()
         self._steps = 0  # of as many chains
         self._rests = 0  # steps until something is compared again, after these could not be trained as one
@@ -45,7 +45,7 @@ class Widening:
         self._spent: dict[int, float] = {}  # seconds of the steps of these
 
     def learn(self, seconds: tuple[tuple[int, float], ...]) -> None:
-        """Take over what the plan knows, from others; where two have found otherwise, that counts for both."""
+        """Adopt the plan's measurements, which come from other workers; they replace this worker's own."""
         if seconds and seconds[-1][0] >= self.times.widest and seconds != self.times.seconds:
             self.times = StepTimes(seconds)
             self._chains, self._compared = (), []
@@ -56,10 +56,10 @@ class Widening:
         return bool(self._compared)
 
     def width(self, chains: Sequence[object], worthwhile: int = sys.maxsize) -> int:
-        """Return as how many these chains are to be trained in their next step, at most.
+        """Return the maximum number of these chains to stack in their next step.
 
         Args:
-            worthwhile: the most that it is worth to compare.
+            worthwhile: the largest number that is worth comparing.
         """
         count, best = len(chains), self.times.best
         self._steps = self._steps + 1 if count == len(self._chains) else 0
@@ -76,7 +76,8 @@ class Widening:
         return self._compared[0] if self._compared else best
 
     def took(self, seconds: float, widths: Sequence[int]) -> bool:
-        """Take in what a step took, and as how many each chain was trained; return whether more is known now."""
+        """Record the seconds of a step, and the number of chains with which each was stacked; return whether more is
+        known now."""
         width, count = self._compared[0], len(self._chains)
         if width == count and widths.count(width) != count:
             self._compared, self._rests = [], _SETTLED  # their steps differ, or no memory holds so many

@@ -182,8 +182,8 @@ class Ledger:
         return Trial(self.study, self._create(user_attrs=dict(attrs)))
 
     def own(self, storage_id: int, attrs: Mapping[str, Any]) -> FrozenTrial:
-        """Give attributes to a queued trial that this process has set running, and to no other. Return it. What it
-        brings along of another's story is dropped."""
+        """Set attributes of a queued trial, if this process has set it running; return the trial. Attributes that it
+        has brought along from another trial are dropped."""
         brought = self.trial(storage_id)
         steps = list(brought.intermediate_values)  # of a retried trial that inherits them
         self.drop(storage_id, [name for name in brought.user_attrs if name.startswith("hpstage:")], steps)
@@ -341,7 +341,7 @@ class Ledger:
 
     @contextmanager
     def proposing_again(self, cut_off: FrozenTrial, notes: Mapping[str, Any] | None) -> Iterator[Trial]:
-        """Give the trial with no parameters suggested yet, in a study as it was when the trial was proposed.
+        """Yield the trial, with no parameters suggested yet, in a study as it was when the trial was proposed.
 
         Args:
             notes: the :meth:`sampler_notes` of then; ``None`` if they are not known.
@@ -411,7 +411,7 @@ class Ledger:
         return decide(self.study, self.trial(storage_id))
 
     def claim(self, storage_id: int) -> FrozenTrial:
-        """Let a trial that was withdrawn to the queue run again. Return it."""
+        """Set a trial that was withdrawn to the queue running again. Return it."""
         self._storage.set_trial_state_values(storage_id, TrialState.RUNNING)
         return self.trial(storage_id)
 

@@ -1,4 +1,5 @@
-"""Saving and restoring what a sampler proposes by, so that a resumed search proposes what it would have proposed.
+"""Saving and restoring the state of a sampler, so that a resumed search proposes what it would have proposed without an
+interruption.
 
 Optuna's samplers hold NumPy ``RandomState`` objects, wrapped in ``LazyRandomState``, and so do the samplers and
 strategies they consist of; ``GPSampler`` also holds the kernels that it has fitted last. Everything else that decides a
@@ -38,21 +39,21 @@ _STATELESS = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
 
 @dataclass(slots=True)
 class _Parts:
-    """What a sampler consists of, by paths such as ``base_sampler._rng``."""
+    """The parts of a sampler, by paths such as ``base_sampler._rng``."""
 
     generators: dict[str, Any] = field(default_factory=dict)
     numbers: dict[str, tuple[Any, Any, bool | int | float]] = field(default_factory=dict)
-    """What holds each, its name there, and its value."""
+    """For each number: its holder, its name there, and its value."""
     kernels: dict[str, optuna.samplers.BaseSampler] = field(default_factory=dict)
     """Samplers that fit kernels."""
     others: dict[str, object] = field(default_factory=dict)
-    """What cannot be kept, as far as it is cheap to see that it has changed."""
+    """Attributes that cannot be kept, as far as it is cheap to notice their changes."""
     large: set[int] = field(default_factory=set)
     """Ids of objects whose content is not looked at: it is too large, or cannot be pickled."""
     _seen: set[int] = field(default_factory=set)
 
     def add(self, path: str, holder: Any, name: Any, value: object, own: bool, depth: int) -> None:
-        """``own``: of a sampler that is none of Optuna's or hpstage's."""
+        """``own``: whether the sampler is neither Optuna's nor hpstage's."""
         if type(value).__name__ == "LazyRandomState":
             value = value.rng  # type: ignore[attr-defined]
         if own and type(value) in _NUMBERS and not isinstance(holder, tuple):

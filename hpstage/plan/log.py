@@ -292,7 +292,8 @@ def _decode(record: bytes, position: int) -> tuple[Fact, ...]:
 
 
 def _record_of(facts: Sequence[Fact]) -> bytes:
-    """Return the record of facts, which has been read: one that cannot be would make the journal useless for good."""
+    """Return the record of facts, after decoding it as a test: a record that cannot be decoded would make the journal
+    permanently useless."""
     try:
         record = encode(facts if len(facts) > 1 else facts[0])
         _decoder.decode(record)

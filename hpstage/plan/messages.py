@@ -97,7 +97,7 @@ class Chain(msgspec.Struct, frozen=True):
 
     @property
     def last(self) -> StateRef:
-        """Where it ends, unless it is amended."""
+        """The state at which the chain ends, unless it is amended."""
         return self.end or StateRef(self.boundaries[-1].node, self.boundaries[-1].step)
 
 
@@ -122,8 +122,8 @@ def host_of(slot: WorkerId) -> WorkerId:
 
 
 class Noticed(msgspec.Struct, frozen=True):
-    """What a worker has noticed in training that the user should know; with ``ends_at``, ``text`` names what ends
-    training after so many steps, and ``sizes`` is whether code goes by that."""
+    """A message for the user about what a worker has noticed in training. With ``ends_at``, ``text`` names what ends
+    training after so many steps, and ``sizes`` is whether code depends on that number."""
 
     text: str
     ends_at: int | None = None

@@ -113,7 +113,7 @@ class NodeTree:
         return roots
 
     def begin(self, root: Node) -> None:
-        """Let trials that begin as a root find it, and begin its history."""
+        """Register a root for trials that begin like it, and start its history."""
         self._enter(root)
         names = root.names
         if lacking := self.lacking.get(root.id):
@@ -124,7 +124,7 @@ class NodeTree:
             root.begin(History.new(self.workload, names, salt=root.maker.id), names)
 
     def _enter(self, root: Node) -> None:
-        """Let trials that begin as a root find it, through another if one with the same values was there before."""
+        """Register a root for trials that begin like it, via an existing root with the same values if there is one."""
         found = self.roots(root.names).setdefault(root.first if self.sharing else (root.maker.id, *root.first), root)
         if found is not root:
             self._equal.setdefault(found.id, []).append(root)
@@ -138,7 +138,7 @@ class NodeTree:
         return {**{name: constant(value) for name, value in self.defaults.items()}, **schedules}
 
     def default(self, defaults: Mapping[str, Scalar]) -> None:
-        """Give hyperparameters a value that trials without them have. O(nodes) if any of them is new.
+        """Set values of hyperparameters for trials that do not state them. O(nodes) if any of them is new.
 
         Nodes get them in place. Only what was trained without them keeps its keys, in which they are missing: any other
         key names every value, since it must not depend on what another store takes for the default.
@@ -160,7 +160,7 @@ class NodeTree:
         self.index_siblings()
 
     def index_siblings(self) -> None:
-        """Let nodes that have siblings be found, in place of those before. O(nodes)."""
+        """Index the nodes that have siblings, replacing the previous index. O(nodes)."""
         self._siblings = {
             (node.id, child.start, child.first): child
             for node in self.nodes

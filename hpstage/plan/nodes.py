@@ -45,7 +45,7 @@ class State:
 
     @property
     def is_known(self) -> bool:
-        """Whether it was reached and evaluated, or kept."""
+        """Whether the state was reached and evaluated, or kept."""
         return self.metrics is not None or self.digest is not None
 
     def reach(self, fact: StateReached) -> None:
@@ -184,7 +184,7 @@ class Node:
 
     @property
     def states(self) -> Mapping[int, State]:
-        """The states of its branch by their steps, in the order of their creation."""
+        """The states of the node's branch by their steps, in the order of their creation."""
         states = self._states
         return {states.step: states} if isinstance(states, State) else states
 
@@ -218,7 +218,7 @@ class Node:
         self._history = nothing.changed(0, [(name, values[name]) for name in names])
 
     def extend(self, names: tuple[str, ...], constant: Mapping[str, Scalar]) -> None:
-        """Give it further hyperparameters, which do not vary."""
+        """Add hyperparameters, which do not vary."""
         forms = dict(zip(self.names, self.forms, strict=True))
         firsts = dict(zip(self.names, self.first, strict=True))
         self.first = tuple([firsts[name] if name in firsts else distinct(constant[name]) for name in names])
@@ -292,7 +292,7 @@ class PlannedTrial:
 
     @property
     def schedules(self) -> dict[str, Schedule]:
-        """Its schedules up to its last step, from the values on its path."""
+        """The node's schedules up to its last step, from the values on its path."""
         path = [(node.forms, stop - start) for node, start, stop in self.path_to(self.steps)]
         return {
             name: Schedule(tuple([Segment(forms[i], length) for forms, length in path]))

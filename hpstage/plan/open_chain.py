@@ -37,7 +37,7 @@ class OpenChain:
 
     @property
     def at(self) -> int:
-        """Its last reported position."""
+        """The chain's last reported position."""
         return self.spans[0].start if self.reached is None else self.reached.step
 
     def advance(self, state: State, fact: StateReached) -> None:
@@ -62,7 +62,7 @@ class OpenChain:
 
     @property
     def begins_again(self) -> StateRef:
-        """The node that is trained next from its last checkpoint, and the step of that state, if its worker dies."""
+        """The node and step at which training begins again, from the chain's last checkpoint, if its worker dies."""
         return StateRef(self.span_at(min(self.kept + 1, self.spans[-1].stop)).node, self.kept)
 
     def ahead(self) -> Iterator[Span]:
@@ -75,7 +75,7 @@ class OpenChain:
 
     @property
     def continues(self) -> bool:
-        """Whether it has still to reach a state, and may keep that."""
+        """Whether the chain has still to reach a state, and may keep that."""
         return next(self.ahead(), None) is not None
 
     def will_pass(self, ref: StateRef) -> bool:

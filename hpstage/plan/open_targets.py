@@ -20,12 +20,12 @@ class OpenTargets:
         self.by_driver.setdefault(driver, {})[trial, state.step] = state
 
     def drop(self, state: State) -> None:
-        """Let no trial wait for a state any more."""
+        """Remove all trials that wait for a state."""
         for trial, driver in self.waiting(state).items():
             del self.by_driver[driver][trial, state.step]
 
     def forget(self, driver: DriverId) -> None:
-        """Drop those of a driver that is gone."""
+        """Remove the targets of a driver that is gone."""
         self.by_driver.pop(driver, None)
 
     def __contains__(self, fact: TargetAsked) -> bool:

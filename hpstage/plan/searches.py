@@ -64,7 +64,7 @@ class Searches(Mapping[str, SearchRecord]):
             self._latest[study].paused.pop(trial, None)
 
     def answer(self, study: str, trial: TrialId) -> None:
-        """Note that a trial has all requested results."""
+        """Record that a trial has all requested results."""
         if study in self._latest and trial in self._latest[study].open:
             self._latest[study].paused[trial] = None
 

@@ -1,4 +1,4 @@
-"""How long a worker takes for a step of several chains that it trains side by side. Pure."""
+"""The time that a worker takes for a step of several chains, trained side by side. Pure."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ UNTRIED = " untried"
 
 
 def pooled(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the means of what several workers have measured, of what none has failed at. A backend that some have not
-    tried, since few steps of theirs were to be expected, is as the others have measured it."""
+    """Return the means of several workers' measurements, of those with which no worker has failed. For workers that
+    have not tried a backend, since few steps were expected, the others' measurements are used."""
     names = dict.fromkeys(name for its in found for name in its)
     tried = [name for name in names if not name.endswith(UNTRIED)]
     means = {

@@ -24,8 +24,8 @@ class _OfStudy:
 
 
 class Winners:
-    """Of each study: the state with the best value at any step, if there is one objective, and the last states of the
-    best completed trials (with several objectives, of those that no other dominates)."""
+    """The winners of each study: the state with the best value at any step, if there is one objective, and the last
+    states of the best completed trials (with several objectives, of all that no other trial dominates)."""
 
     def __init__(self) -> None:
         self._of: dict[str, _OfStudy] = {}

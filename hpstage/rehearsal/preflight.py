@@ -118,12 +118,12 @@ class Preflight:
     """What they have in common, stored once."""
     fleets: tuple[Fleet, ...]
     gpu_price: float | None
-    """Of a worker for an hour."""
+    """Price of a worker for an hour."""
     deadline: float | None
     """Seconds; of the smallest fleets that make it in every rehearsal:"""
     fixed: FleetCost | None
     elastic: FleetCost | None
-    """One whose workers come and go with the demand, of at most so many."""
+    """The smallest fleet of at most so many workers that follows the demand."""
 
     def as_dict(self) -> dict[str, object]:
         """Return all figures, for JSON."""

@@ -41,7 +41,7 @@ class Rehearsal:
     savings: Savings
     makespan: float
     paid_seconds: float
-    """Of the workers, from the request for each until it leaves, or the search ends."""
+    """Worker seconds from the request for each worker until it leaves, or the search ends."""
     lower_bound: float
     alone_bound: float
     needed: int

@@ -18,7 +18,8 @@ _CONSTRUCTORS = (
 _MEANT = {"true": "True", "false": "False", "none": "None", "null": "None"} | dict.fromkeys(
     ("nan", "inf", "infinity"), "a finite number"
 )
-"""What words stand for in other languages, which as a word would count as true."""
+"""What a user means by words of other languages and by numbers that are not finite; as plain words they would be
+accepted silently."""
 _METHODS = ("until", "then", "since")
 _WORD = re.compile(r"[^\W\d][\w./:+-]*")  # such as adam, resnet-18 or data/train
 

@@ -21,7 +21,7 @@ Space = Callable[["Trial"], Mapping[str, Schedule | Plateau | Scalar | Iterable[
 # The names under which a space states a trial's length, and where its states are kept for trials to come.
 _LENGTH, _KEEP = RESERVED = "steps", "keep_at"
 MIXTURE = "mixture."
-"""What the names of a mixture's weights begin with: ``mixture.code`` is the weight of the source ``code``."""
+"""Prefix of the names of a mixture's weights: ``mixture.code`` is the weight of the source ``code``."""
 
 _MOST_MARKS = 100_000
 """Steps at which a space keeps states, before those beyond the trial's end are left out."""

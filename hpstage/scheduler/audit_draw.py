@@ -20,11 +20,12 @@ from hpstage.plan.regimes import Regime
 from hpstage.plan.segments import segment_of
 
 UNSEEN = 4.0
-"""How many times as likely a state is drawn whose regime has not been audited."""
+"""Factor by which states of a regime without an audit are more likely to be drawn."""
 _STOPPED = 4.0
-"""How many times less likely one is drawn whose audit had to be stopped: it may be longer than workers are idle."""
+"""Factor by which states whose audit was stopped are less likely to be drawn: their audits may take longer than idle
+times."""
 WHOLE = 8
-"""One audit of so many is of a whole trial."""
+"""One of so many audits is an audit of a whole trial."""
 
 
 @dataclass(order=True, slots=True)
@@ -85,7 +86,7 @@ class AuditDraw:
             heapq.heappush(self._trials, Drawn(wait, state.node.id, state.step, whole=True))
 
     def next(self, *, only_unseen: bool = False) -> Drawn | None:
-        """Take the next state; ``only_unseen``: of a regime that has not been audited. Amortised O(log states)."""
+        """Draw the next state; with ``only_unseen``, from the regimes without an audit. Amortised O(log states)."""
         self._count += 1
         if not only_unseen and self._count % WHOLE == 0:
             while self._trials:
@@ -114,7 +115,7 @@ class AuditDraw:
         return found
 
     def put_back(self, drawn: Drawn) -> None:
-        """Return a state whose audit had to be stopped; others come first now."""
+        """Put back a state whose audit had to be stopped; others come first now."""
         if not (drawn.seen or drawn.whole):
             self._seen.pop(self._plan.nodes[drawn.node].regime, None)
         wait = self._wait(self._plan.nodes[drawn.node].states[drawn.step]) * _STOPPED

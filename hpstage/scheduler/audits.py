@@ -12,15 +12,15 @@ from hpstage.scheduler.audit_draw import AuditDraw, Drawn
 from hpstage.scheduler.workers import Worker
 
 GRACE = 0.25
-"""Least seconds for which a worker is idle before it audits: after most chains the next one follows at once."""
+"""Minimum seconds that a worker is idle before it audits. Most chains are followed by the next one at once."""
 _ROUNDING = 1e-6
-"""Seconds by which a clock may be behind the time that was waited for."""
+"""Tolerance in seconds for a clock that is behind the time for which the driver has waited."""
 _BEGINNING = 1.5
 """Seconds until a process trains, before any was measured."""
 _TRIES = 64
-"""States that are looked at for one whose audit is short enough."""
+"""Maximum number of states to draw in search of one whose audit is short enough."""
 _FAILURES = 3
-"""Audits that fail one after the other until no more are tried."""
+"""Number of consecutive failures after which no more audits are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Audits:
     _rest_since: float | None = None  # when the search had nothing left to train
 
     def changed(self) -> None:
-        """Note that there may be further states to audit."""
+        """Record that there may be further states to audit."""
         self._nothing_left = False
 
     @property
@@ -95,7 +95,7 @@ class Audits:
         return found
 
     def _next(self, seconds: float | None) -> tuple[Drawn, Audit, float] | None:
-        """Draw what is audited next, and estimate the seconds of its steps; see :meth:`look`."""
+        """Draw the next audit, and estimate the seconds of its steps; see :meth:`look`."""
         for _ in range(_TRIES):
             drawn = self.draw.next(only_unseen=seconds is not None)
             if drawn is None:
@@ -108,8 +108,8 @@ class Audits:
         return None
 
     def rest(self, now: float, seconds: float) -> list[StopAudit]:
-        """Note that the search has nothing left to train. End what workers need not wait for: what cannot be expected
-        to end within so many ``seconds``, or is of a regime that was audited before."""
+        """Record that the search has nothing left to train. End the audits that workers need not wait for: those not
+        expected to end within so many ``seconds``, or of a regime that was audited before."""
         self._rest_since = now
         self._nothing_left = False
         ends = {id: its.began + its.estimated + self._beginning for id, its in self._running.items()}
@@ -117,8 +117,8 @@ class Audits:
 
     @property
     def _grace(self) -> float:
-        """Seconds for which a worker is idle before it audits: as long as an audit takes until it trains. A pause that
-        ends before that is too short for one, which would only take from those that train what they share with it."""
+        """Seconds that a worker must be idle before it audits: the time that an audit takes to start training. A
+        shorter pause is too short for an audit, which would only slow down workers that share resources with it."""
         return max(GRACE, self._beginning)
 
     @property
@@ -196,7 +196,7 @@ class Audits:
         ]
 
     def forget(self, worker: WorkerId) -> None:
-        """Note that a worker has left, and its audit with it."""
+        """Record that a worker has left, and its audit with it."""
         self._idle_since.pop(worker, None)
         self._drop(worker)
 

@@ -1,4 +1,4 @@
-"""How many workers the stages that are ready and those to come can use. Pure.
+"""The number of workers that ready and future stages can use. Pure.
 
 A worker is allocated from the request for it and takes a while to start: that is the price of each start. Hence a
 worker stays if the search is expected to need it again within that time. A new one is requested if by then more paths
@@ -39,7 +39,7 @@ _Path = Iterator[tuple[float, list[_ReadyStage]]]
 
 @dataclass(frozen=True, slots=True)
 class _Expected:
-    """What is expected of the present workers for some seconds."""
+    """A forecast of the present workers for some seconds."""
 
     most: int  # of them busy at a time
     usable: int  # paths that could be trained in the end, those included that are
@@ -80,7 +80,8 @@ class Demands:
         return max(needed, self._earlier[0][1])
 
     def _is_counted(self) -> bool:
-        """Whether another driver on the same workers counts this one's needs, too: it sees all targets and chains."""
+        """Whether another driver on the same workers requests workers for this one, too. It sees all targets and
+        chains."""
         me = self.plan.drivers.get(self.driver)
         return me is not None and any(
             other.driver < self.driver for other in self.plan.drivers.values() if other.pool == me.pool

@@ -43,5 +43,5 @@ class Due:
         )
 
     def clear(self) -> None:
-        """Note that their orders are up to date."""
+        """Record that the orders of the due chains are up to date."""
         self._marked.clear()

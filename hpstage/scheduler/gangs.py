@@ -55,14 +55,14 @@ class Gangs:
     # --- meeting ------------------------------------------------------------------------------------------
 
     def started(self, orders: Orders) -> None:
-        """Note that a chain starts, and how fast its workers will be."""
+        """Record that a chain starts, and set the expected speed of its workers."""
         orders.speed = self.widths.speedup(len(orders.chain.workers))
         if orders.chain.gang:
             self._any_formed = True
             self._formed[orders.chain.id] = orders.chain.workers
 
     def reached(self, orders: Orders, fact: StateReached) -> None:
-        """Note what the workers of a chain have trained, and how fast, if together."""
+        """Record the training of a chain's workers, and their speed if they train together."""
         self.widths.learn(fact)
         if fact.workers > 1:
             orders.speed = self.widths.speedup(int(fact.workers))
@@ -71,8 +71,8 @@ class Gangs:
                 self._missed.pop(worker, None)
 
     def ended(self, report: ChainEnded, now: float) -> list[str]:
-        """Note that a chain has ended. If its workers did not meet, leave them out for a while, and return messages for
-        the user."""
+        """Record that a chain has ended. If its workers did not meet, leave them out for a while, and return messages
+        for the user."""
         workers = self._formed.pop(report.chain, ())
         if report.outcome != "apart":
             return []
@@ -205,7 +205,7 @@ class Gangs:
         return [orders for orders, before, after in zip(going, widths, shared, strict=True) if after > before]
 
     def _to_narrow(self, going: Sequence[Orders], waiting: int, workers: int, now: float) -> list[Orders]:
-        """Return gangs to dissolve for paths that wait, the widest first; none whose own path is what all wait for."""
+        """Return gangs to dissolve for waiting paths, the widest first, but none whose own path is the longest."""
         together = self.tree.left.seconds / workers
         chosen = []
         for orders in sorted(going, key=lambda orders: -len(orders.chain.gang)):

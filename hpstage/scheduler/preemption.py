@@ -135,8 +135,8 @@ class Preemption:
                 yield running[id]
 
     def _hold(self, orders: Orders, above: float, up_to: float) -> None:
-        """Note that a chain's end stands while the longest path that waits takes more than ``above`` seconds besides
-        its cost, and at most ``up_to``."""
+        """Record that a chain's end remains valid while the longest waiting path takes more than ``above`` and at most
+        ``up_to`` seconds, besides its cost."""
         if orders.holds == (above, up_to):
             return  # unless one of the two was just found exceeded, both are queued
         orders.holds = above, up_to

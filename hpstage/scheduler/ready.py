@@ -31,7 +31,7 @@ class ReadyStages:
         return len(self._queue)
 
     def renew(self) -> None:
-        """Note that estimates have changed, on which the seconds of any ready stage may depend."""
+        """Record that estimates have changed which may affect any ready stage."""
         self._estimates += 1
 
     def put(self, branch: Branch, step: int) -> None:
@@ -47,8 +47,8 @@ class ReadyStages:
             self._queue.remove((-seconds, branch.node.id, step))
 
     def first(self, most: int) -> list[ReadyStage]:
-        """Return those with the longest paths, at most so many. Ties go to the older node. All that are found are
-        estimated again."""
+        """Return at most so many ready stages with the longest paths, after estimating them again. Ties go to the older
+        node."""
         while True:
             found = [(-negative, self._branches[id], step) for negative, id, step in self._queue.islice(0, most)]
             unrated = {branch.node.id: branch for _, branch, _ in found if branch.rated != self._estimates}

@@ -1,4 +1,4 @@
-"""Widths of gangs: by how many workers a chain is trained, and what that is known to gain. Pure."""
+"""Widths of gangs: how many workers train a chain, and how much that is known to gain. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEAST_GAIN = 1.1
 
 
 class Widths:
-    """How much faster several workers train a chain than one, as measured by their own reports.
+    """The speed-up of a chain by several workers instead of one, as measured by their own reports.
 
     Attributes:
         widest: the most workers that may train a chain together; 1: gangs are not formed.
@@ -26,7 +26,8 @@ class Widths:
         self._seconds: dict[int, tuple[float, float]] = {}  # by width: of one worker alone, and those that passed
 
     def learn(self, reached: StateReached) -> None:
-        """Take in a report of a gang's training: not of a chain's first step alone, which is slower than others."""
+        """Learn from a report of a gang's training, except one of only the chain's first step, which is slower than
+        others."""
         width = int(reached.workers)
         warms_up = reached.source is not None and reached.step - reached.start == 1
         if width < 2 or reached.train_seconds <= 0.0 or warms_up:
@@ -48,7 +49,7 @@ class Widths:
         return float(self.speedup(narrower) * _DOUBLING ** math.log2(width / narrower))
 
     def gains(self, width: int) -> bool:
-        """Whether twice as many workers are expected to be worth it, as far as they are there."""
+        """Whether twice as many workers are expected to pay, if there are so many."""
         return 2 * width <= self.widest and self.speedup(2 * width) >= _LEAST_GAIN * self.speedup(width)
 
     def loses(self, width: int) -> bool:

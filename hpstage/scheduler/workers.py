@@ -91,7 +91,7 @@ class Workers(dict[WorkerId, Worker]):
             del self._of_host[worker.host]
 
     def assign(self, worker: Worker, chain: ChainId | None) -> None:
-        """Note which chain runs on a worker, if any."""
+        """Record which chain runs on a worker, if any."""
         busy = (chain is not None) - (worker.chain is not None)
         worker.chain = chain
         if busy > 0:

@@ -116,7 +116,7 @@ class Call:
         self.follow(session, driver)
 
     def follow(self, session: Session, driver: Driver, *, last: bool = False) -> None:
-        """Let callbacks that follow trials while they train see how far they are; ``last`` at the end of the call."""
+        """Update the callbacks that follow trials during training; ``last`` at the end of the call."""
         for follower in self.request.followers:
             ids = (trial.id for trial in session.trials)  # of which most turns need none
             follower.follow(driver.plan, ids, self.request.metrics, self.places.checkpoints, last=last)
@@ -210,7 +210,7 @@ def open_call(
 def _start(
     workers: Executor, request: Request, store: str | os.PathLike[str] | Journal | None, name: str
 ) -> tuple[Request, Environment]:
-    """Start the workers, and say what is to be known of their environment. Return the request with their number."""
+    """Start the workers, and log remarks about their environment. Return the request with the number of workers."""
     header = None if store is None else header_in(store, name, StateKey(""))
     workers.devices = devices_of(request.environment, None if header is None else header.described)
     environment = workers.open(request.trainable, None)
@@ -230,7 +230,7 @@ def _decided(
     store: str | os.PathLike[str] | Journal | None,
     name: str,
 ) -> tuple[Workload, Conduct]:
-    """Return what is trained, and how."""
+    """Return the workload and the settings of its training."""
     identity = environment.identity or code_identity(request.trainable)
     described = described_by(environment, identity, sharing=request.sharing)
     numerics = ""

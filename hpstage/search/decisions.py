@@ -110,8 +110,8 @@ class Decisions:
         self._request(trial, open)
 
     def take(self, answer: Answer) -> list[Answer]:
-        """Decide what is known now, and request the targets that waited for it. Return the answers to targets that will
-        not be requested, since the trial has failed."""
+        """Make the decisions that are possible now, and request the targets that waited for them. Return the answers to
+        targets that will not be requested, since the trial has failed."""
         open = self._open.get(answer.trial)
         if open is None:
             return []

@@ -1,4 +1,4 @@
-"""Trying out a space before any worker is started, and before the study has a trial."""
+"""Tries out a space before any worker is started, and before the study has a trial."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Outcomes:
         return frozen
 
     def note(self, trial: SessionTrial) -> None:
-        """Note the end of a trial for the plan, as recorded in the study."""
+        """Record the end of a trial in the plan, as the study has it."""
         planned = self._driver.plan.trials.get(trial.id)
         values, frozen = trial.values, self._ledger.trial(trial.storage_id)
         if values is None and trial.state == TrialState.COMPLETE:  # reported in an earlier session

@@ -59,7 +59,7 @@ KINDS: dict[str, Kind] = {
     "callbacks": optional(several(function(""), "functions of the study and a trial")),
     "show_progress_bar": switch,
 }
-"""What the arguments may be that every call takes which trains."""
+"""Valid values of the arguments that all calls which train have in common."""
 
 ALGORITHM = instance(Algorithm, "an instance of one from hpstage.algos")
 

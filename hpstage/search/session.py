@@ -187,7 +187,7 @@ class Session:
         self._audit_rest()
 
     def _audit_rest(self) -> None:
-        """Audit what idle time has not reached, within the budget, once all results are safe."""
+        """Audit regimes that were not audited in idle time, within the budget, once all results are safe."""
         used = self._driver.plan.totals.worker_seconds - self._used_before
         workers = self._driver.scheduler.workers.hosts
         if not workers or self._stopped:
@@ -272,8 +272,8 @@ class Session:
             self._perform(self.history.closed())
 
     def _follow_workers(self) -> None:
-        """Let the number of open trials follow the workers, but not for each that fails and is replaced, or is yet to
-        join: that would show in what is proposed."""
+        """Adapt the number of open trials to the workers, but not to those that fail and are replaced, or are yet to
+        join: the proposals would depend on that."""
         workers = self._driver.scheduler.workers
         gone = workers.most >= self._workers and 0 < workers.hosts < _MISSED * self._workers
         if workers.hosts > self._workers or gone:
@@ -285,7 +285,7 @@ class Session:
         self._perform(self.history.resized(workers))
 
     def _fill(self) -> None:
-        """Let an asynchronous algorithm request more while workers are idle."""
+        """Allow an asynchronous algorithm to request more while workers are idle."""
         while self._wants_more and not self.stopping and not self._interruption.requested and self._more():
             idle, calls = self._driver.idle(), len(self.history.calls)
             if not idle:

@@ -55,7 +55,7 @@ _REMEDIES = {
 
 
 class _Changed(sqlite3.DatabaseError):
-    """The database has other content than a journal can have."""
+    """The content of the database is not that of a journal."""
 
     sqlite_errorcode = sqlite3.SQLITE_ERROR
 

@@ -1,6 +1,6 @@
-"""Contract suites of the ports: whoever writes an implementation subclasses one in the tests and runs pytest.
+"""Contract suites of the ports: to test an implementation, subclass its suite in your tests and run pytest.
 
-What the suites train stands in :mod:`hpstage.testing.toys`, which needs no pytest: workers load it, too.
+The trainables of the suites are in :mod:`hpstage.testing.toys`, which does not need pytest, since workers load it, too.
 """
 
 from __future__ import annotations

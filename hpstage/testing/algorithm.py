@@ -19,7 +19,7 @@ _SEEDS = range(40)
 
 
 class _Trials(Proposed):
-    """Whether a pruner would give a trial up is drawn: for each state and step the same."""
+    """Decides at random whether a pruner would prune a trial: the same for equal states and steps."""
 
     def __init__(self, lines: list[str] | None, salt: str, pruned_share: float) -> None:
         super().__init__(lines)
@@ -37,7 +37,7 @@ class _Trials(Proposed):
 
 @dataclass(frozen=True)
 class _Scene:
-    """A search in which all that an algorithm does not decide is drawn from a seed."""
+    """A search that draws everything that the algorithm does not decide from a seed."""
 
     seed: str
     setting: Setting
@@ -64,7 +64,8 @@ class _Scene:
 
 
 class _Failing(Container[Target]):
-    """Of states, as where the user's code fails, and of single trials, as where a worker is lost too often."""
+    """Random failures of states, as if the user's code failed, and of single trials, as if a worker was lost too
+    often."""
 
     def __init__(self, trials: _Trials, share: float) -> None:
         self._trials = trials
@@ -122,15 +123,15 @@ class AlgorithmContract:
         )
 
     def test_decisions_are_a_function_of_what_was_reported(self, algorithm: Algorithm) -> None:
-        """Neither the generators that others use, nor other searches of the same description, play a part."""
+        """Global generators and other searches of the same description have no influence."""
         for scene in self._scenes(algorithm):
             first = scene.play(algorithm)
             random.random()
             assert scene.play(copy.deepcopy(algorithm)) == first == scene.play(algorithm)
 
     def test_an_interrupted_search_that_is_resumed_decides_and_proposes_the_same(self, algorithm: Algorithm) -> None:
-        """What an interrupted call had proposed is added before anything is reported. Of an asynchronous search the
-        order in which results arrived is gone: it comes to its end."""
+        """Trials proposed by an interrupted call are added before anything is reported. The order in which the results
+        of an asynchronous search arrived is lost, but the search still comes to its end."""
         for scene in self._scenes(algorithm):
             expected = scene.play(algorithm)
             ahead = random.Random(f"ahead {scene.seed}").randint(0, scene.setting.n_trials or 0)

@@ -23,12 +23,12 @@ def stage(start: int, stop: int, x: Scalar = 1.0) -> Stage:
 
 
 def seen(x: Scalar = 1.0) -> History:
-    """The values of a line that has never seen another ``x``."""
+    """The values of a trial that has never had another ``x``."""
     return History.new(StateKey("w" * 32), ["x"]).changed(0, [("x", x)])
 
 
 def boundary(step: int) -> Boundary:
-    """Evaluated and kept."""
+    """A boundary that is evaluated and saved."""
     return Boundary(NODE, step, key(step), evaluate=True, keep=True)
 
 
@@ -44,7 +44,7 @@ def chain(name: str, stop: int, *boundaries: int, start: int = 0, x: Scalar = 1.
 
 
 def until(executor: Executor, enough: Callable[[list[Report]], bool], seconds: float = 120.0) -> list[Report]:
-    """Reports up to and including the first that suffice."""
+    """Wait for reports until they are enough; return them."""
     reports: list[Report] = []
     deadline = time.monotonic() + seconds
     while not enough(reports):
@@ -54,13 +54,13 @@ def until(executor: Executor, enough: Callable[[list[Report]], bool], seconds: f
 
 
 def workers(executor: Executor, count: int = 2) -> list[WorkerId]:
-    """So many workers, as they join."""
+    """Wait until so many workers have joined; return them."""
     joined = until(executor, lambda seen: sum(isinstance(report, WorkerJoined) for report in seen) == count)
     return [report.worker for report in joined if isinstance(report, WorkerJoined)]
 
 
 def ended(executor: Executor, *names: str) -> list[Report]:
-    """Reports until all these chains have ended."""
+    """Wait until all these chains have ended; return the reports."""
 
     def enough(seen: list[Report]) -> bool:
         return {report.chain for report in seen if isinstance(report, ChainEnded)} >= set(names)
@@ -69,7 +69,7 @@ def ended(executor: Executor, *names: str) -> list[Report]:
 
 
 def outcome(reports: list[Report], name: str) -> ChainEnded:
-    """The one end of a chain."""
+    """Return the only ``ChainEnded`` of a chain."""
     [end] = [report for report in reports if isinstance(report, ChainEnded) and report.chain == name]
     return end
 

@@ -45,7 +45,7 @@ class CheckpointContract:
     """
 
     processes: ClassVar[bool] = True
-    """Whether other processes reach the same storage; threads stand for them where they do not."""
+    """Whether other processes reach the same storage. If not, threads are used instead."""
     rounds: ClassVar[int] = 300
     """How often a checkpoint is deleted and saved while another process reads it; fewer for a slow storage."""
 
@@ -288,7 +288,7 @@ class CheckpointContract:
 
 
 def _tuned(number: int) -> dict[str, object]:
-    """A state of which most does not depend on the number."""
+    """Return a state most of which does not depend on the number."""
     return {"frozen": np.arange(50_000.0), "scale": np.float64(3), "tuned": np.full(1_000, number), "step": number}
 
 
@@ -313,7 +313,7 @@ def _save_many(open_store: Callable[[], CheckpointStore], count: int) -> list[Ke
 
 
 def describe(state: object) -> object:
-    """A state as something that ``==`` compares down to types, bits and order."""
+    """Return a representation of a state for comparisons by ``==``, which include types, bits and order."""
     if isinstance(state, dict):
         return type(state), [(describe(key), describe(value)) for key, value in state.items()]
     if isinstance(state, list | tuple):

@@ -49,7 +49,7 @@ class ExecutorContract(Audits):
     def test_opening_returns_what_the_workers_are_and_the_pool_they_are_of(
         self, make_executor: Callable[[], Executor], tmp_path: Path
     ) -> None:
-        """The place of the checkpoints may come later: it may depend on what is reported."""
+        """The checkpoint store may be set later, since it may depend on the reported environment."""
         executor = make_executor()
         try:
             described = executor.open(Counter(), None).described
@@ -197,7 +197,7 @@ class ExecutorContract(Audits):
     # --- orders to a chain that runs ----------------------------------------------------------------------
 
     def _let_go(self, gate: Gate, stop: int) -> None:
-        """Release a chain that is held at step 5, step by step: orders that are on their way to it arrive then."""
+        """Release a chain that is held at step 5, one step at a time, so that pending orders arrive."""
         for step in range(6, stop) if not self.within_wait else ():
             gate.shut(step)
             gate.wait()
@@ -240,7 +240,7 @@ class ExecutorContract(Audits):
     def test_a_running_chain_keeps_states_by_itself_and_the_one_at_which_it_is_stopped(
         self, executor: Executor
     ) -> None:
-        """Its steps may be faster than any message; it names its states itself."""
+        """Steps may be faster than messages; the chain itself chooses the states to save."""
         worker = self.first(executor)
         executor.start(worker, replace(chain("c", ENDLESS), keep_every=50))
         reports = until(executor, lambda received: len(reached(received, "c")) >= 3)

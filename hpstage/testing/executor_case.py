@@ -1,4 +1,4 @@
-"""What the tests of an executor have in common: the executors that they open, and what shows that one works."""
+"""Shared parts of the tests of executors: opening executors, and observing their work."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from hpstage.testing.toys import Counter, Gate
 
 Open = Callable[..., Executor]
 ENDLESS = 10**9
-"""Steps of a chain that does not come to its end."""
+"""Steps of a chain that is not meant to reach its end."""
 
 
 class ExecutorCase:
-    """An executor in a test, which its contract opens, and what the tests have in common."""
+    """An executor under test, which the contract opens, and what the tests share."""
 
     n_workers: ClassVar[int] = 1
-    """How many workers there are from the beginning."""
+    """Number of workers at the beginning."""
     trains: ClassVar[bool] = True
-    """Whether a trainable is really trained, and states really kept."""
+    """Whether trainables are actually trained, and states actually saved."""
     within_wait: ClassVar[bool] = False
-    """Whether chains train in the caller's thread, while it waits, and stand still in between."""
+    """Whether chains train in the caller's thread while it waits, and pause in between."""
 
     @pytest.fixture
     def make_executor(self) -> Callable[[], Executor]:
@@ -37,10 +37,10 @@ class ExecutorCase:
         raise NotImplementedError("override the fixture make_executor")
 
     def settle(self, executor: Executor) -> None:
-        """Return when the orders that were given have reached the workers; by default they have at once."""
+        """Wait until all orders have reached the workers; by default they arrive immediately."""
 
     def everyone(self, executor: Executor) -> list[WorkerId]:
-        """The workers, when all have joined."""
+        """The workers, once all have joined."""
         return workers(executor, self.n_workers)
 
     def first(self, executor: Executor) -> WorkerId:

@@ -22,7 +22,7 @@ _WRITERS = 3
 _BATCHES = 40
 _TURNS = 60
 _PATIENCE = 120.0
-"""Seconds after which two writers should have committed on any machine."""
+"""Seconds within which two writers should have committed on any machine."""
 _WRITES = 10
 """Snapshots of each writer."""
 _LARGE = 5_000_000

@@ -20,7 +20,7 @@ _NAMES = [f"node {number}" for number in range(60)]
 
 
 class Leases:
-    """Leases last 100 s and more in these tests, which take it that they themselves are done sooner."""
+    """Leases in these tests last 100 s or more, on the assumption that the tests take less time."""
 
     between_processes = True
     """Whether the journal is shared between processes and outlives its handles."""
@@ -213,7 +213,7 @@ class Leases:
 def in_processes(
     act: Callable[[Journal, int], R], open_store: Callable[[], Journal], numbers: Iterable[int]
 ) -> list[R]:
-    """Return what several processes return at once, each with a number and a handle of its own."""
+    """Run a function in several processes concurrently, each with a number and its own handle; return the results."""
     calls = [(act, open_store, number) for number in numbers]
     with multiprocessing.get_context("forkserver").Pool(len(calls)) as pool:
         found = pool.starmap(_with_handle, calls, 1)

@@ -34,7 +34,7 @@ class Proposed(Trials):
         self._forks: dict[int, Fork] = {}
 
     def add(self, fork: Fork | None = None) -> int:
-        """One more trial; its index."""
+        """Add a trial; return its index."""
         index = len(self.values)
         self.values[index] = {"lr": 10.0 ** (index % 5 - 2), "batch": 100 + index} if fork is None else fork.params
         if fork is not None:
@@ -79,17 +79,17 @@ def play(
     most: int = 10**9,
     trials: Trials | None = None,
 ) -> Played:
-    """Do what a session does, and check the laws of the port on the way.
+    """Run a search as a session does, and check the laws of the port on the way.
 
     Args:
-        value: of a target; never NaN.
-        order: which of the open targets is reported next, if the algorithm is not synchronous; the oldest when it is
-            used up.
+        value: returns the value of a target; never NaN.
+        order: determines which open target is reported next, if the algorithm is not synchronous; once it is used up,
+            the oldest one is.
         failing: targets that fail.
         ahead: trials that an interrupted call had proposed.
-        stop_after: results after which the study is stopped.
-        most: proposals after which it is.
-        trials: what can be looked up; by default :class:`Proposed`, in which trials have nothing in common.
+        stop_after: number of results after which the study is stopped.
+        most: number of proposals after which the study is stopped.
+        trials: the look-ups; by default :class:`Proposed`, in which trials have nothing in common.
     """
     algorithm.check(setting)
     session = _Session(algorithm, setting, value, Proposed() if trials is None else trials, most, stop_after)

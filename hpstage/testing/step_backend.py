@@ -78,7 +78,7 @@ class StepBackendContract(TrainableContract):
     def test_what_is_trained_at_the_same_time_does_not_show(
         self, make_trainable: Make, values_at: Values, straight: list[object]
     ) -> None:
-        """Where it trains several models at a time: the first of them, next to others that come and go."""
+        """Test a backend that trains several models at a time: the first of them, next to others that come and go."""
         if not backend_named(self.numerics).several:
             pytest.skip("it trains one model at a time")
         trainable = fresh(make_trainable(), values_at)

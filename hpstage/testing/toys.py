@@ -1,6 +1,7 @@
-"""Small exact trainables, with an oracle that trains a trial alone in a plain loop.
+"""Small exact trainables, with an oracle that trains a trial in a plain loop.
 
-Code of hpstage's is not part of a workload's identity: what derives from one that states a ``version`` states its own.
+hpstage's own code is not part of a workload's identity. A subclass of a trainable that states a ``version`` must state
+its own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from hpstage.schedule import Scalar, Schedule
 
 
 class Tape:
-    """Its state is a running hash of every step's number and values: two states are equal only if all of it was."""
+    """The state is a running hash of the number and values of every step, so that two states are equal only if all of
+    these were."""
 
     version = "1"
 
@@ -59,7 +61,7 @@ def alone(schedules: Mapping[str, Schedule], stop: int) -> Tape:
 
 
 class Failing(Tape):
-    """Raises in training, in evaluation or in set-up where a value requests it."""
+    """Raises in training, evaluation or setup if a value requests it."""
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
         if hp.get("a") == 13:
@@ -80,10 +82,10 @@ class Failing(Tape):
 
 
 class Gate:
-    """Where a :class:`Counter` waits. It is open at first.
+    """A gate at which a :class:`Counter` waits. It is open at first.
 
     Args:
-        folder: of its files.
+        folder: folder for the gate's files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -91,7 +93,7 @@ class Gate:
         self.reached = folder / "reached"
 
     def shut(self, step: int = 0) -> None:
-        """No step from this one on is trained until it is open again."""
+        """Close the gate: no step from this one on is trained until the gate is opened."""
         self.reached.unlink(missing_ok=True)
         aside = self.shut_from.with_suffix(".part")
         aside.write_text(str(step))
@@ -101,7 +103,7 @@ class Gate:
         self.shut_from.unlink(missing_ok=True)
 
     def wait(self, seconds: float = 120.0) -> None:
-        """Returns when somebody stands before it."""
+        """Wait until a trainable waits at the gate."""
         deadline = time.monotonic() + seconds
         while not self.reached.exists():
             assert time.monotonic() < deadline, f"nothing came to the gate within {seconds} s"
@@ -115,11 +117,11 @@ class Gate:
 
 
 class Counter:
-    """Adds up ``x``. A text in its place raises: ``"boom"`` in training, or where it names: ``"boom in setup"``,
-    ``"boom in evaluate"``; under ``"nan"`` the sum is none.
+    """Adds up ``x``. Some strings in place of a number raise: ``"boom"`` in training, ``"boom in setup"`` and ``"boom
+    in evaluate"`` there. ``"nan"`` makes the sum NaN.
 
     Args:
-        gate: where it waits, if that is shut.
+        gate: the gate at which training waits while it is closed.
     """
 
     def __init__(self, gate: Gate | None = None) -> None:

@@ -31,7 +31,7 @@ class TrainableContract:
     """
 
     steps: ClassVar[int] = 12
-    """Steps of straight training, to which others are compared."""
+    """Number of steps of the reference, which is trained straight through."""
     fork: ClassVar[int] = 6
     """The step at which states are taken."""
 
@@ -147,7 +147,7 @@ def fresh(subject: object, values_at: Values) -> Trainable:
 
 
 def trained(trainable: Trainable, values_at: Values, start: int, stop: int) -> Trainable:
-    """Trained through steps ``[start, stop)``, among others who draw from the global generators."""
+    """Return the trainable after training steps ``[start, stop)``, while others draw from the global generators."""
     for step in range(start, stop):
         _disturb()
         trainable.train(step, values_at(step))
@@ -155,7 +155,7 @@ def trained(trainable: Trainable, values_at: Values, start: int, stop: int) -> T
 
 
 def outcome(trainable: Trainable) -> list[object]:
-    """Everything that must agree: metrics, before and after the state is taken, and the state's digest."""
+    """Return everything that must agree: the metrics before and after the state is taken, and the state's digest."""
     metrics = _bits(trainable.evaluate())
     return [digest(trainable.state_dict()), metrics, _bits(trainable.evaluate())]
 

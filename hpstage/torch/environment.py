@@ -16,7 +16,7 @@ NUMERICS = "eager-v1"
 
 
 _SHORT = 0.125
-"""Share of a GPU's memory of which less is free where it is short."""
+"""A GPU is short of memory if less than this share of it is free."""
 
 
 def default_device() -> torch.device:
@@ -57,9 +57,9 @@ def warm_up() -> None:
 
 
 def give_memory_back(device: torch.device) -> None:
-    """Give the memory back that torch keeps of what is gone, where a GPU is short of it: other processes cannot have
-    it, and models of other shapes do not fit into its blocks. To allocate it again takes time, so that otherwise it
-    stays."""
+    """Release the memory that torch's allocator caches, if a GPU is short of memory: other processes cannot use it, and
+    models of other shapes do not fit into its blocks. Otherwise the cache stays, since allocating memory again takes
+    time."""
     if device.type != "cuda":
         return
     free, total = torch.cuda.mem_get_info(device)

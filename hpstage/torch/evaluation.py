@@ -1,4 +1,4 @@
-"""How a model is evaluated: in evaluation mode, without gradients, and on tensors of the CPU as well."""
+"""Evaluation of a model: in evaluation mode, without gradients, and on tensors of the CPU as well."""
 
 from __future__ import annotations
 

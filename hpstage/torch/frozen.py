@@ -20,7 +20,7 @@ from hpstage.checkpoints import lazy_copies, leaves
 
 
 def frozen_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that the optimizer does not have, by name: buffers, and parameters that nobody trains yet."""
+    """Yield the tensors that the optimizer does not hold, by name: buffers, and parameters that are not trained yet."""
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for name, tensor in tensors_of(model).items():
         if id(tensor) not in trained:
@@ -48,8 +48,8 @@ def frozen_shares(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[f
 
 
 def share(tensor: Tensor, *others: Tensor) -> None:
-    """Let copies of a tensor be lazy; it becomes one itself if one of the others is equal to it. A tensor in a mapped
-    file, of which there are no lazy copies, leaves it."""
+    """Allow lazy copies of a tensor, or make the tensor itself a lazy copy of another one that is equal. A tensor in a
+    mapped file, which cannot have lazy copies, is moved out of the file."""
     lazy = lazy_copies.allow_copies(tensor)
     if not lazy and not lazy_copies.is_mapped(tensor):
         return
@@ -103,5 +103,5 @@ def _form(tensor: Tensor) -> object:
 
 
 def _begin_equally(one: Tensor, other: Tensor) -> bool:
-    """Return whether the first numbers of two tensors of one form are equal."""
+    """Return whether the first elements of two tensors of the same form are equal."""
     return torch.equal(one.detach().flatten()[:16], other.detach().flatten()[:16])

@@ -1,4 +1,5 @@
-"""How long will I train? One rule for the trainers of libraries, Lightning's and Hugging Face's.
+"""The total number of steps that a trainer's code may read: one rule for the libraries' trainers, Lightning's and
+Hugging Face's.
 
 What their arguments state (``max_steps``, ``max_epochs``, ``num_train_epochs``) is what code gets that reads it,
 schedulers above all, as under that trainer alone. It is in the workload's key as all arguments are, and trials end

@@ -99,7 +99,7 @@ class TorchLoop(Adapter):
         self._gradients_count = type(subject).update is not TorchTrainable.update or names_gradients(type(subject))
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
-        """Start afresh. The model is built when needed: until then, a state may be loaded into the existing one."""
+        """Start over. The model is built only when needed, since a state may be loaded into the existing one before."""
         self._initial = dict(hp)
         self._pending = True
 
@@ -108,8 +108,8 @@ class TorchLoop(Adapter):
         self._train_on(self._batches_of(self._ready(), step, hp), step, more_follow=more_follow)
 
     def _batches_of(self, built: _Built, step: int, hp: Mapping[str, Scalar]) -> Iterator[tuple[Any, int]]:
-        """Let the values of a step take effect, and return its batches, each with the number of samples consumed after
-        it. Random numbers are keyed."""
+        """Apply the values of a step and key the random numbers. Return the step's batches, each with the number of
+        samples consumed after it."""
         if hp != self._hp:
             self._turn(hp)
         built.follower.apply(self._hp)
@@ -118,8 +118,8 @@ class TorchLoop(Adapter):
         return batches.of_step(self._seed, self._samples, self._batch_size, by_epoch=self._by_epoch)
 
     def _train_on(self, batches: Iterable[tuple[Any, int]], step: int, *, more_follow: bool = False) -> None:
-        """Train on batches, each with the number of samples consumed after it; the last loss is left to the next step
-        if more follow."""
+        """Train on batches, each with the number of samples consumed after it. If another step follows, it reads the
+        last loss."""
         built, backend = self._ready(), self._steps_by()
         batches = iter(batches)
         while True:
@@ -140,12 +140,12 @@ class TorchLoop(Adapter):
         self._see_values("update() or loss()")
 
     def expect(self, more: bool) -> None:
-        """Take notice of whether another step follows the next one at once, in which the last loss of that can be read:
-        on a GPU, each step would otherwise wait for it."""
+        """Set whether another step follows the next one at once. If so, that step reads the next one's last loss:
+        otherwise, on a GPU, each step would wait for its loss."""
         self._more_follow = more and self.device.type != "cpu"
 
     def settle(self, step: int) -> None:
-        """Read what :meth:`expect` has left to the next step, ``step``, which does not follow after all.
+        """Read the loss that :meth:`expect` left to step ``step``, which does not follow after all.
 
         Raises:
             NonFiniteLoss: training has diverged.
@@ -227,7 +227,7 @@ class TorchLoop(Adapter):
 
     @property
     def beside_eager(self) -> str:
-        """How the first steps compared with eager ones, in a sentence; empty if they are eager."""
+        """A sentence about how the first steps compared with eager ones; empty if they are eager."""
         backend = self._steps_by()
         return self._meaning.summary(backend.numerics, departs=backend.departs) if self._numerics != "eager" else ""
 

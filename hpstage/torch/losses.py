@@ -20,11 +20,11 @@ _UNSEEN = (
 
 
 class Losses:
-    """Reads losses of batches. To read one from a GPU is to wait for it, so that each is read when the next batch is
-    there: the GPU computes while that is made.
+    """Reads the losses of batches. Reading a loss from a GPU waits for the GPU, so each loss is read when the next
+    batch is ready: the GPU computes while that batch is made.
 
     Args:
-        user: whose losses they are.
+        user: the object whose losses are read.
     """
 
     def __init__(self, user: TorchTrainable) -> None:
@@ -57,5 +57,5 @@ class Losses:
             self._warn(_UNSEEN, type(self._user).__name__)
 
     def forget(self) -> None:
-        """Training continues elsewhere: what was not read does not matter."""
+        """Discard the unread loss, since training continues from another state."""
         self._unread = None

@@ -128,7 +128,7 @@ class _Training(torch.nn.Module):
         self.train_data, self.valid_data = net.get_split_datasets(X, y)
 
     def epoch(self) -> bool:
-        """Do what an epoch of ``fit_loop`` does. Return whether a callback has ended training."""
+        """Train an epoch as ``fit_loop`` does. Return whether a callback has ended training."""
         net, data = self.net, {"dataset_train": self.train_data, "dataset_valid": self.valid_data}
         train = net.get_iterator(self.train_data, training=True)
         valid = None if self.valid_data is None else net.get_iterator(self.valid_data, training=False)

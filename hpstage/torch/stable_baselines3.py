@@ -73,7 +73,7 @@ _NUMBERS = (
 """Hyperparameters that algorithms read from attributes of the same name whenever they need them."""
 _ENDLESS = 1 << 62
 _BY_SYSTEM = 1 << 64
-"""Seeds from here on are drawn by the system."""
+"""Seeds from this value on were drawn by the system."""
 _STREAM = 36  # of seeds for evaluation
 _IN_C = "gymnasium.envs.mujoco.", "gymnasium.envs.box2d.", "ale_py", "shimmy."
 _REMEDY = (
@@ -244,7 +244,8 @@ class _Training(torch.nn.Module):
         self._keep_generators()
 
     def iterate(self, times: int) -> bool:
-        """Do what the loop of ``learn`` does, with its random numbers. Return whether it would end then."""
+        """Train one iteration of the loop of ``learn``, with its random numbers. Return whether the loop would end
+        then."""
         algorithm = self.algorithm
         python, numbers, tensors = self.generators
         random.setstate(python.getstate())
@@ -330,7 +331,7 @@ def _is_constant(schedule: Any) -> bool:
 
 
 class _NoTime:
-    """Where time begins for a Monitor: all of its times are 0."""
+    """The start time of a Monitor, so that all of its times are 0."""
 
     def __rsub__(self, now: float) -> float:
         return 0.0
@@ -356,7 +357,8 @@ def _spaces(space: Any) -> Iterator[Any]:
 
 
 def _settle(env: Any) -> None:
-    """Take from environments what shows, and what is never the same twice: the clock, generators that nobody seeded."""
+    """Remove from environments what displays training, and what never repeats: the clock, and generators that nobody
+    seeded."""
     for layer in _layers(env):
         for space in (*_spaces(layer.observation_space), *_spaces(layer.action_space)):
             source = getattr(space, "_np_random", None)
@@ -404,7 +406,7 @@ def _see_algorithm(algorithm: Any) -> None:
 
 
 def _forget(policy: torch.nn.Module) -> None:
-    """Drop what policies keep of the last batch, with its graph, and never read again."""
+    """Drop the values of the last batch, with its graph, that policies keep and never read again."""
     for module in policy.modules():
         holder = getattr(module, "action_dist", None)
         for name, value in vars(holder).items() if holder is not None else ():

@@ -28,7 +28,8 @@ class Adapter(StandsFor):
     _world: World
 
     def take_patches(self, patched: Iterable[tuple[str, object]]) -> None:
-        """Take what :func:`~hpstage.training.code.patches.standing` has found, which ``setup`` looks for otherwise."""
+        """Use the patches that :func:`~hpstage.training.code.patches.standing` has found, instead of letting ``setup``
+        look for them."""
         self._world.take_patches(patched)
 
     def describe_environment(self) -> dict[str, str]:
@@ -63,7 +64,7 @@ class Adapter(StandsFor):
         return (self.subject,)
 
     def prepare(self) -> None:
-        """Do what ``setup`` leaves to the first step."""
+        """Complete the setup before the first step, as far as ``setup`` leaves it to that step."""
 
     def hand_over(self) -> dict[str, object]:
         """Return the objects that hold the present state, by name, and end training without taking it back from them.

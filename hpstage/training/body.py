@@ -109,7 +109,7 @@ class Body:
         )
 
     def resume(self) -> None:
-        """Let the function run to its next pause. Re-raise its exception."""
+        """Run the function to its next pause. Re-raise its exception."""
         self.run._baton.hand_over()
         if self._error is not None:
             error, self._error = self._error, None

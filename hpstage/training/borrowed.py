@@ -39,7 +39,7 @@ class Borrowed:
         weakref.finalize(holder, self.give_back).atexit = False
 
     def take(self) -> None:
-        """Give the object training's attributes. Idempotent.
+        """Set training's attributes on the object. Idempotent.
 
         Raises:
             UsageError: another holder has the object.
@@ -60,7 +60,7 @@ class Borrowed:
                 del _TAKEN[id(self._obj)]
 
     def hand_over(self) -> None:
-        """Leave the object with training's attributes for good."""
+        """Let the object keep training's attributes permanently."""
         with _LOCK:
             if self._is_taken:
                 self._is_taken, self._aside = False, None
@@ -68,7 +68,7 @@ class Borrowed:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Take the object, and give it back afterwards unless it was taken before."""
+        """Take the object within the context, and give it back afterwards unless it was taken before."""
         met = self._is_taken
         self.take()
         try:

@@ -52,7 +52,7 @@ class FunctionTrainable(Adapter):
     """
 
     in_a_thread = True
-    """Its code runs in a thread of its own, which no fork of the process has."""
+    """The function runs in a separate thread, which no fork of the process has."""
 
     def __init__(self, function: Callable[[Run], object]) -> None:
         self.subject: object = function
@@ -168,7 +168,7 @@ class FunctionTrainable(Adapter):
         self._unmeasured = state if state["metrics"] is None else None
 
     def _measured(self, state: Mapping[str, Any]) -> Body:
-        """Begin again with a state, with the metrics that code before the loop reports of it."""
+        """Restart with a state, with the metrics that code before the loop reports for it."""
         self._end()
         try:
             metrics = self._run_to_loop(state, measured=True).run._metrics

@@ -44,12 +44,13 @@ class Baton:
             raise Abandoned
 
     def end(self) -> None:
-        """Release the engine when the function ends. For an abandoned function, the engine joins its thread instead."""
+        """Release the engine when the function ends. If the function was abandoned, the engine joins its thread
+        instead."""
         if not self.abandoned:
             self._engine.release()
 
     def hand_over(self) -> None:
-        """Let the function run until it pauses or ends. Called by the engine."""
+        """Run the function until it pauses or ends. Called by the engine."""
         self.away = True
         self._function.release()
         self._engine.acquire()

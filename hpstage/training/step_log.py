@@ -32,7 +32,7 @@ _PENDING = 256  # values that are looked at together: one wait for the device
 
 
 class Sink(Protocol):
-    """Where logged values go."""
+    """The current destination of logged values."""
 
     def log(self, name: str, value: Any) -> None: ...
 
@@ -56,7 +56,7 @@ def log(name: str, value: Any) -> None:
 
 
 def exchanged(sink: Sink | None) -> Sink | None:
-    """Let logged values go elsewhere, ``None`` for nowhere; return where they went before."""
+    """Set the destination of logged values, ``None`` for nowhere; return the previous one."""
     global _sink
     before, _sink = _sink, sink
     return before
@@ -64,7 +64,7 @@ def exchanged(sink: Sink | None) -> Sink | None:
 
 @contextmanager
 def recording(sink: _S) -> Iterator[_S]:
-    """Let logged values go elsewhere within the context."""
+    """Set the destination of logged values within the context."""
     before = exchanged(sink)
     try:
         yield sink
@@ -90,7 +90,7 @@ class Noted:
         return found
 
     def pass_on(self) -> None:
-        """Log what was noted, and forget it."""
+        """Log the recorded values, and forget them."""
         values, self.values = self.values, []
         for name, value in values:
             log(name, value)
@@ -126,7 +126,7 @@ class Recorder:
             self._read()
 
     def write(self, text: str) -> None:
-        """Record what was printed."""
+        """Record printed text."""
         text = writable(text)
         if text.startswith("\r") and self._output and self._output[-1][1].startswith("\r"):
             self._length -= len(self._output.pop()[1])  # a progress bar, which is drawn over
@@ -197,7 +197,7 @@ class _Column:
             self._count += 1
 
     def last(self) -> _Column:
-        """Take the last step's values out, into a column of their own."""
+        """Move the last step's values into a separate column."""
         other = _Column()
         other.step, other._total, other._count = self.step, self._total, self._count
         self._count = 0

@@ -71,7 +71,7 @@ _OWN = {
     "hpstage.torch.lightning.trainable.LightningTrainable": "hpstage.torch.lightning.loop:LightningLoop",
     "hpstage.torch.trainable.TorchTrainable": "hpstage.torch.loops:loop_of",
 }
-"""What adapts hpstage's own classes, as an entry point names it."""
+"""The adapters of hpstage's own classes, in the form of entry points."""
 
 
 @functools.cache  # a look through all installed distributions

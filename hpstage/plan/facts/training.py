@@ -234,8 +234,8 @@ class TrainingEnded(Record, frozen=True, tag=True):
 
 
 class StepsTimed(Record, frozen=True, tag=True):
-    """How long a step of several chains side by side takes a worker: pairs of their number and seconds, as for
-    :class:`hpstage.plan.step_times.StepTimes`. Of each number, the first fact of a plan that has it counts."""
+    """The time of a worker's step of several chains side by side: pairs of their number and seconds, as for
+    :class:`hpstage.plan.step_times.StepTimes`. For each number, the first fact of a plan that has it counts."""
 
     seconds: tuple[tuple[int, float], ...]
     at: float

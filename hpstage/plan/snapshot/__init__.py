@@ -67,7 +67,7 @@ _DERIVED = {
 }
 """Fields that are not written."""
 _OF_TREE = {"nodes", "milestones", "branch_points"}
-"""Those that are, of the tree: its plan has the same objects."""
+"""Fields of the tree that are written; its plan has the same objects."""
 
 
 def _layout() -> Layout:

@@ -37,7 +37,7 @@ class _Constant:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What can be written.
+    """Defines which objects can be written.
 
     Attributes:
         fields: the classes, each with the names of the fields that are written: of a struct, all.
@@ -48,7 +48,7 @@ class Layout:
     constants: Sequence[object]
 
     def write(self, root: object) -> Content:
-        """Return an object, and all that it refers to.
+        """Return the content of an object, and of all that it refers to.
 
         Raises:
             TypeError: there is something else among it.
@@ -173,7 +173,8 @@ class _Reader:
                     vars(obj)[name] = value
 
     def _structs(self, kind: type) -> list[Any]:
-        """Return the structs of a class, which are made when they are first referred to: by structs of others alone."""
+        """Return the structs of a class. They are created when they are first referred to, which only structs of other
+        classes do."""
         if kind not in self._made:
             make = _maker(kind)
             batches = ([self._values(column) for column in columns] for columns in self._batches[kind])

@@ -141,7 +141,7 @@ def _lines(axes: Axes, trials: Sequence[Scored], names: Sequence[str], metric: s
 
 
 class _Column:
-    """Where the values of a parameter are, from 0 to 1, and which of them are named."""
+    """The positions of a parameter's values, from 0 to 1, and which of the values are named."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         scale = _scale(values)

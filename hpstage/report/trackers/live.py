@@ -49,7 +49,7 @@ class _Sight:
 
 @dataclass(slots=True)
 class _Written:
-    """What a run has."""
+    """The content of a run that was written so far."""
 
     writer: RunWriter
     last: TrialRun
@@ -95,11 +95,11 @@ class LiveCallback(ABC):
         *,
         last: bool = False,
     ) -> None:
-        """Take notice of the progress of trials, if it is time to. Called in the thread that changes the plan.
+        """Record the progress of trials, if it is due. Called in the thread that changes the plan.
 
         Args:
             metrics: the names of metrics that are known already.
-            last: it is time, whenever the last time was.
+            last: whether it is due regardless of the last time.
         """
         now = time.monotonic()
         if not last and (now < self._due or not self._sights.empty()):

@@ -114,7 +114,7 @@ def rows_of(
     """Return logged values and metrics as rows.
 
     Args:
-        metrics: the names of metrics; what is logged under such a name is called ``log/NAME``.
+        metrics: the names of metrics; a logged value with such a name is called ``log/NAME``.
     """
     rows: dict[int, dict[str, float]] = {}
     names = {*metrics}

@@ -27,7 +27,8 @@ _WIDTHS = {c: em for em, some in ((0.33, " .,:;'|!ijlI"), (0.42, "frt()[]/-"), (
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A text that begins ``right`` points to the right of ``step``; above its row or, at the end of it, on it."""
+    """A text next to a row: it begins ``right`` points to the right of ``step``, above the row or, at the row's end, on
+    it."""
 
     step: int
     row: int
@@ -124,13 +125,13 @@ def _folded(count: Folded) -> str:
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    """``trials 3, 12, 17 + 4``: ``most`` of them by name."""
+    """Return a list of trials such as ``trials 3, 12, 17 + 4``, with at most ``most`` names."""
     more = f" + {len(names) - most:,}" if len(names) > most else ""
     return f"trial{'' if len(names) == 1 else 's'} {', '.join(names[:most])}{more}"
 
 
 def _width(text: str, size: float) -> float:
-    """The width of a text in points, about."""
+    """Return the approximate width of a text in points."""
     return size * sum(map(_em, text))
 
 

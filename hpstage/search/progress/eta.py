@@ -21,7 +21,7 @@ _PLAYS, _RESULTS = 13, 4_000
 
 
 class TimeLeft:
-    """Estimates the seconds left from forecasts, which are repeated during the search: the more often, the less is
+    """Estimates the seconds left from forecasts, which are repeated during the search, more often while little is
     known. Over n results, O(log n) forecasts are made, each of which simulates the whole search a few times."""
 
     def __init__(self) -> None:

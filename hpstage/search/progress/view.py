@@ -29,14 +29,14 @@ class ProgressView:
     best_step: int | None = None
     """The step of that value, if no trial is complete."""
     stages_done: int
-    """Stages trained since the search began, which never fall: a node that trials join with further steps begins
-    another."""
+    """Number of stages trained since the search began. It never falls: if trials request further steps of a node,
+    another stage begins."""
     stages_left: int
     """Nodes with steps left to train, of those requested now."""
     steps_trained: int = 0
-    """Since the search began: what workers have reported, and an estimate of what they have trained since."""
+    """Steps trained since the search began: those that workers have reported, and an estimate of those since."""
     steps_left: int = 0
-    """Of those requested now."""
+    """Steps left to train, of those requested now."""
     running: int
     workers: int
     merge_rate: float | None

@@ -16,18 +16,18 @@ from hpstage.schedule import Schedule
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TrialDiff:
-    """How two trials differ. Pairs are in the order of the two trials."""
+    """The differences between two trials. Pairs are in the order of the two trials."""
 
     trials: tuple[TrialId, TrialId]
     steps: tuple[int, int]
-    """How many steps each has."""
+    """Number of steps of each."""
     step: int | None
-    """The first step with other values, counted from 0: so many steps they have in common. ``None``: one has all the
-    steps of the other."""
+    """The first step, counted from 0, at which values differ, and so the number of common steps. ``None``: one trial
+    has all the steps of the other."""
     schedules: dict[str, tuple[Schedule | None, Schedule | None]]
     """The schedules that differ, by name; ``None`` if a trial lacks it."""
     metrics: dict[int, dict[str, tuple[float | None, float | None]]]
-    """By steps at which both have metrics."""
+    """The metrics of both, by the steps at which both have some."""
     tensor: tuple[int, str] | None
     """The first step at which both have checkpoints that differ, and the first tensor in these that differs."""
 

@@ -1,4 +1,4 @@
-"""What is needed to continue a trial: its configuration, and where its plan and its trainable are."""
+"""Everything needed to continue a trial: its configuration, its plan and its trainable."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Where trials come from, and how further ones are trained there.
+    """The origin of trials, and the means to train further ones there.
 
-    ``train`` is :func:`hpstage.search.train.train_all`: what opens a result stands above the result.
+    ``train`` is :func:`hpstage.search.train.train_all`, passed in since that module imports this package.
     """
 
     trainable: object

@@ -32,7 +32,7 @@ class LoadedState:
     hp: dict[str, Scalar]
     """The values of the hyperparameters in the last of these steps."""
     metrics: dict[str, float] | None
-    """As evaluated in the search; ``None`` if it was not evaluated there."""
+    """The metrics measured in the search; ``None`` if the state was not evaluated there."""
     parts: dict[str, Any] = field(repr=False)
     """The objects by name. Of a ``TorchTrainable``: ``"model"``, ``"optimizer"``, and ``"trainable"`` with what it
     holds itself (averaged weights). Of a function: what it attached. Of an object with five methods:

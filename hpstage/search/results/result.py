@@ -246,7 +246,7 @@ class Result:
         return BranchingTree(open_book(self), train, reopen)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the best trials, and what the search took."""
+        """Return the HTML for a notebook: the best trials, and the cost of the search."""
         from jinja2 import Environment, PackageLoader
 
         metrics = self.plan.searches[self.name].started.metric

@@ -33,7 +33,7 @@ class Soup:
     members: tuple[tuple[TrialId, int], ...]
     """The states that were averaged: trials, and numbers of steps."""
     metrics: dict[str, float]
-    """As the trainable evaluates it."""
+    """The metrics that the trainable measures."""
     state: Any = field(repr=False)
     """The state as it would be kept: that of the first member with the means in place of its weights."""
     loaded: LoadedState = field(repr=False)

@@ -30,12 +30,12 @@ class StoredPlan:
 
     @property
     def studies(self) -> list[str]:
-        """The names of its studies, in the order in which they began."""
+        """The names of the plan's studies, in the order in which they began."""
         return list(dict.fromkeys(map(self.plan.study_of, self.plan.trials)))
 
     @property
     def trials(self) -> list[str]:
-        """The ids of its trials, ``"<study>/<number>"``, in the order in which they were added."""
+        """The ids of the plan's trials, ``"<study>/<number>"``, in the order in which they were added."""
         return list(self.plan.trials)
 
     def trial(self, trial: str | int, study: str | None = None) -> TrainedTrial:

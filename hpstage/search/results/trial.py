@@ -73,7 +73,7 @@ class TrainedTrial:
 
     @property
     def schedules(self) -> dict[str, Schedule]:
-        """Its hyperparameters: a space that returns them retrains the trial bit for bit."""
+        """The trial's hyperparameters: a space that returns them retrains the trial bit for bit."""
         return dict(self.planned.schedules)
 
     def then(self, after: Mapping[str, Schedule | Scalar], *, at: int | None = None) -> dict[str, Schedule]:

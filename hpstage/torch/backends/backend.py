@@ -20,7 +20,8 @@ PASSING = (OSError, MemoryError, ImportError, EOFError, subprocess.SubprocessErr
 
 
 class NotDeparting(BaseException):
-    """A step is trained by ``update()`` itself. ``except Exception`` in the user's code does not catch it."""
+    """Signals that ``update()`` itself has to train the step. ``except Exception`` in the user's code does not catch
+    it."""
 
 
 class StepBackend(ABC):
@@ -43,25 +44,26 @@ class StepBackend(ABC):
     """Name of the numerics class; part of the workload's key. A change of the bits needs another name."""
 
     begins: ClassVar[float] = 0.0
-    """Seconds that it is known to take at least before it has trained its first steps."""
+    """Known lower bound on the seconds until the backend has trained its first steps."""
 
     several: ClassVar[bool] = False
-    """Whether it trains several models at a time, so that a worker has slots for as many chains, and the seconds of one
-    model's step do not say what it gains. Such a backend is a subclass of
+    """Whether the backend trains several models at a time. A worker then has as many slots for chains, and the seconds
+    of a single model's step do not show the gain. Such a backend is a subclass of
     :class:`hpstage.torch.backends.stacked_backend.StackedBackend`."""
 
     draws_otherwise: ClassVar[bool] = False
-    """Whether its random numbers are others than those of ``update()``, from the same generators."""
+    """Whether the backend draws other random numbers than ``update()`` from the same generators."""
 
     comparing: bool = False
-    """Set while a step is compared with ``update()``: where it would call that, it raises :class:`NotDeparting`."""
+    """Set while a step is compared with ``update()``. A backend that would call ``update()`` raises
+    :class:`NotDeparting`."""
 
     as_it_is: bool = False
-    """Set where the rest of a trial is trained by ``update()``, since nothing else can. Its states record it, so that
-    every fork of it does the same."""
+    """Set if the rest of a trial must be trained by ``update()``. The states of the trial record this, so that every
+    fork does the same."""
 
     as_recorded: bool = False
-    """Set while a step is to have the random numbers of ``update()``, where it otherwise has others."""
+    """Set while a step has to draw the random numbers of ``update()``, if the backend otherwise draws others."""
 
     def __init__(self, subject: TorchTrainable, device: torch.device) -> None:
         self.subject = subject
@@ -79,16 +81,16 @@ class StepBackend(ABC):
         return {}
 
     def begin(self, initial: Mapping[str, Scalar]) -> None:
-        """Start afresh: a trial with these values at step 0 begins, or a state of one is loaded next."""
+        """Start over: next, a trial with these values at step 0 begins, or one of its states is loaded."""
         self.as_it_is = False
 
     def release(self) -> None:  # noqa: B027  # not needed by most
-        """Hold nothing of the model that was trained any more: there is another one next."""
+        """Release everything that belongs to the trained model, since another model follows."""
 
     @property
     def departs(self) -> bool:
-        """Whether it may train the next batch in another way than by a call of ``update()``. Then its first steps are
-        compared with that; see :class:`hpstage.torch.backends.meaning.Meaning`."""
+        """Whether the backend may train the next batch without calling ``update()``. If so, its first steps are
+        compared with ``update()``; see :class:`hpstage.torch.backends.meaning.Meaning`."""
         return not self.as_it_is
 
     @abstractmethod

@@ -30,8 +30,8 @@ from hpstage.training.step_log import log, recording
 from hpstage.training.warned import each_once
 
 _MOST = 256
-"""Number of times that a process compiles one trainable, for shapes and constants. More would take longer than any
-training: something that the code reads is another at each step."""
+"""Maximum number of compilations of one trainable in a process, for different shapes and constants. If more are needed,
+something that the code reads changes at each step, and compiling would take longer than any training."""
 
 _IN_DYNAMO = {
     "trace_autograd_ops": True,
@@ -46,7 +46,8 @@ _IN_AUTOGRAD = {
 
 
 def _whole(user: TorchTrainable, model: torch.nn.Module, batch: Any, groups: Sequence[formulas.Group]) -> Tensor:
-    """One step. The optimizer's formulas are applied to what autograd returns; no parameter gets a ``grad``."""
+    """One whole step. The optimizer's formulas are applied to the gradients from autograd; no parameter gets a
+    ``grad``."""
     loss = user.loss(model, batch)
     params = [param for group in groups for param in group.params]
     gradients = torch.autograd.grad(loss, params, allow_unused=True)
@@ -58,13 +59,13 @@ def _whole(user: TorchTrainable, model: torch.nn.Module, batch: Any, groups: Seq
 def _gradients(
     user: TorchTrainable, model: torch.nn.Module, batch: Any, params: Sequence[Tensor]
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """One step up to the optimizer, of which no formula is known."""
+    """One step without the optimizer, whose formula is not known."""
     loss = user.loss(model, batch)
     return loss.detach(), torch.autograd.grad(loss, params, allow_unused=True)
 
 
 def _loss(user: TorchTrainable, model: torch.nn.Module, batch: Any) -> Tensor:
-    """The loss alone, for a user's own ``update``. Its backward is compiled as well."""
+    """Only the loss, for a user-defined ``update``. Its backward pass is compiled as well."""
     return type(user).loss(user, model, batch)
 
 
@@ -92,7 +93,7 @@ class CompiledBackend(StepBackend):
         _start_compiler()
         compile_by_arguments_only()
         self.compiled = 0
-        """How many graphs were compiled."""
+        """Number of compiled graphs."""
         self._own_update = type(subject).update is not TorchTrainable.update
         self._impossible = obstacle_in_code(type(subject))
         self._functions: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -330,7 +331,7 @@ def _origin(error: BaseException) -> BaseException:
 
 
 def _failed(who: str, error: Exception) -> Exception:
-    """Return the error of a step that could not be compiled. To train on without would give other bits."""
+    """Return the error for a step that could not be compiled. Training without compilation would give other bits."""
     origin = _origin(error)
     message = str(origin).strip().partition("\n")[0]
     what = f"{type(origin).__name__}: {message}" if message else type(origin).__name__

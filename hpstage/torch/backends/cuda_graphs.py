@@ -1,4 +1,4 @@
-"""CudaGraph: a function of tensors that a GPU repeats by itself, on the memory that the function was recorded with."""
+"""CudaGraph: a recorded function of tensors that a GPU replays, on the memory with which it was recorded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Capturing:
         self._graphs.add(graph)
 
     def release(self) -> None:
-        """Free the memory of all graphs: what they were recorded with is gone."""
+        """Free the memory of all graphs, since the tensors with which they were recorded are gone."""
         for graph in self._graphs:
             graph.release()
 
@@ -109,7 +109,7 @@ class CudaGraph:
         return results
 
     def release(self) -> None:
-        """Free the memory that it was recorded with. The next call records it again."""
+        """Free the recorded memory. The next call records the function again."""
         self._results, self._graph = (), None
 
     def _record(self, inputs: list[Any], addresses: list[int]) -> None:

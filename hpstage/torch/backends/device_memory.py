@@ -1,4 +1,4 @@
-"""How the slots of a process react when a device has no memory left for a step."""
+"""The reaction of a process's slots to a device without enough memory for a step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DeviceMemory:
         self._who = who
         self._ran_out = False
         self.most = sys.maxsize
-        """How many models are trained as one at most."""
+        """Maximum number of models that are stacked."""
 
     @contextmanager
     def tried(self, outcomes: Sequence[list[Exception | None]]) -> Iterator[None]:

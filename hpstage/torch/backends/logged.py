@@ -16,7 +16,7 @@ _traced: list[str] = []  # names that have been met since the list was emptied
 
 
 def _place(name: str) -> int:
-    """Return the place of a name. It is called where code is compiled, not where it runs."""
+    """Return the index of a name. Called while code is compiled, not while it runs."""
     if checked_name(name) not in _places and len(_places) == _MOST:
         raise ValueError(f"more than {_MOST} names are logged")
     _traced.append(name)
@@ -24,14 +24,14 @@ def _place(name: str) -> int:
 
 
 def traced() -> tuple[str, ...]:
-    """Return the names that code logs that has just been compiled, and forget them."""
+    """Return the names that the code compiled last logs, and reset them."""
     names = tuple(dict.fromkeys(_traced))
     _traced.clear()
     return names
 
 
 class LoggedInTensors:
-    """Takes, in compiled code, what is logged: sums and numbers of values, by name."""
+    """Collects, in compiled code, the sums and counts of logged values by name."""
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(_MOST, dtype=torch.float64, device=device)

@@ -38,24 +38,25 @@ Reached = dict[str, Any]
 """What training can reach after a step: tensors, and descriptions of all else, by path."""
 
 STEPS = 2
-"""Number of steps compared for each kind of step; those that hardly change a weight do not count."""
+"""Number of steps compared for each kind of step. Steps that hardly change any weight do not count."""
 _TRIES = 16
 _IN_A_ROW = 2
-"""How often a batch is trained on in a comparison: what the first leaves behind may show in the second."""
+"""Number of times that a comparison trains on a batch, since side effects of the first time may show in the second."""
 _LEAST, _MOST = 1, 16
-"""How often the eager step is repeated with other last bits: at least, and before it is refused."""
+"""Number of times that the eager step is repeated with other last bits: the minimum, and the number before a
+refusal."""
 _FACTOR = 16.0
-"""How many times as far apart as other last bits make eager steps a step may be."""
+"""Allowed difference of a step, as a multiple of the difference that other last bits cause in eager steps."""
 _ULPS = 8.0
-"""How many units in the last place of a tensor's largest number it may be apart in any case."""
+"""Difference that is always allowed, in units in the last place of the tensor's largest element."""
 _SMALL = 100_000
-"""Elements up to which a tensor is compared whether or not it is known to have changed."""
+"""Tensors with at most so many elements are compared even if they are not known to have changed."""
 _SHARE = 1e-3
-"""Share of what a step changes that rounding hyperparameters to float32, as tensors are, accounts for at most."""
+"""Maximum share of a step's change that is attributed to rounding hyperparameters to float32, as in tensors."""
 
 
 class Compared(Protocol):
-    """What is trained, as it is at the beginning of a batch."""
+    """The training that is compared, in its state at the beginning of a batch."""
 
     def snapshot(self) -> object: ...
     def put_back(self, snapshot: Any) -> None: ...
@@ -83,8 +84,8 @@ class Meaning:
         """The largest difference so far, relative to what is allowed."""
 
     def is_due(self, hp: Mapping[str, Scalar], batch: Any) -> bool:
-        """Return whether this step is to be compared: one of the first with batches of these shapes and these values
-        of hyperparameters that are no fractions."""
+        """Return whether to compare this step: whether it is one of the first with these shapes of batches and these
+        values of hyperparameters that are not fractions."""
         return all(self._left.get(_kind(hp, batch), (STEPS, _TRIES)))
 
     def summary(self, numerics: str, *, departs: bool) -> str:
@@ -108,7 +109,7 @@ class Meaning:
         train: Callable[[Any], Any],
         numerics: str,
     ) -> None:
-        """Train on a batch by ``train``, and eagerly; then everything is as before.
+        """Train on a batch by ``train`` and eagerly, compare the results, and undo both.
 
         Raises:
             StateError: they differ by more than rounding does.
@@ -149,7 +150,7 @@ class Meaning:
 
 
 class _UndoneSteps:
-    """Steps on one batch from where training is, each of which is undone."""
+    """Takes steps on one batch from the present state of training, and undoes each of them."""
 
     def __init__(self, of: Compared, hp: Mapping[str, Scalar], batch: Any) -> None:
         self._of = of
@@ -178,7 +179,7 @@ class _UndoneSteps:
             self.undo()
 
     def apart(self, expected: Reached, found: Reached) -> _Apart:
-        """Compare what an eager step and another one have changed, with what eager steps with other last bits do."""
+        """Compare the changes of an eager step and another one, relative to eager steps with other last bits."""
         apart = _Apart(self._of.contents(), expected, found)
         for seed in range(_LEAST):
             self._allow(apart, OtherwiseRounded(seed))
@@ -201,7 +202,7 @@ class _UndoneSteps:
         hp: Mapping[str, Scalar] | None = None,
         most: float = math.inf,
     ) -> None:
-        """Take an eager step with other last bits; code may fail where a value has another one."""
+        """Train an eager step with other last bits. Code may fail where a value differs."""
 
         def step(batch: Any) -> Any:
             with other or nullcontext():
@@ -226,7 +227,7 @@ def _how_far_apart(steps: _UndoneSteps, backend: StepBackend, train: Callable[[A
 
 
 class _Apart:
-    """What two ways of training leave behind, and how far apart they may be.
+    """Compares the results of two ways of training, and decides how far apart they may be.
 
     Args:
         start: contents before the step.
@@ -245,7 +246,8 @@ class _Apart:
         self._distances = {path: self._distance(path, found) for path in expected.keys() | found.keys()}
 
     def _distance(self, path: str, other: Reached) -> float:
-        """Return by how much a value differs from the expected one at most; of what is not a tensor, 0 or infinity."""
+        """Return the maximum difference of a value from the expected one; for other objects than tensors, 0 or
+        infinity."""
         one, two = (of[path] if path in of else self._start.get(path) for of in (self._expected, other))
         if path.endswith(".grad") and (one is None or two is None):
             return 0.0  # whether gradients are left behind is up to the class
@@ -256,10 +258,10 @@ class _Apart:
         return 0.0 if one == two else math.inf
 
     def allow(self, rounded: Reached, most: float) -> None:
-        """Take note of an eager step with other last bits.
+        """Record an eager step with other last bits.
 
         Args:
-            most: share of what the step changes that is allowed for it at most.
+            most: maximum share of the step's change that it may allow.
         """
         self.rounded += 1
         for path in self._distances:
@@ -300,7 +302,7 @@ class _Apart:
         )
 
     def worst(self) -> tuple[str, str, str, str]:
-        """Return the path of what differs most, both values, and what is allowed."""
+        """Return the path of the largest difference, both values, and the permitted difference."""
         wrong = [path for path, distance in self._distances.items() if not distance <= self._allowed(path)]
         path = max(wrong, key=lambda path: (self._distances[path] / max(self._allowed(path), 1e-300), path))
         one, two = (of[path] if path in of else self._start.get(path) for of in (self._expected, self._found))
@@ -374,7 +376,7 @@ def _stream() -> list[Tensor]:
 
 @contextlib.contextmanager
 def _unlogged() -> Iterator[None]:
-    """Leave no trace in logs and outputs: what is trained here is not part of any trial."""
+    """Suppress logs and outputs, since the steps trained here belong to no trial."""
     with (
         recording(None),
         contextlib.redirect_stdout(io.StringIO()),

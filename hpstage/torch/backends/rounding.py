@@ -1,4 +1,5 @@
-"""Steps with other rounding: how much that changes is how much two orders of operations may differ."""
+"""Steps with other rounding. Their difference from the original steps is the maximum by which two orders of operations
+may differ."""
 
 from __future__ import annotations
 

@@ -74,12 +74,12 @@ class StackedLoop(Slot):
         return self.stack.builder.worthwhile
 
     def seconds(self) -> float:
-        """What is computed of frozen layers does not count: that depends on which batches come again."""
+        """Work on frozen layers does not count here: it depends on which batches are repeated."""
         return super().seconds() - self.stack.builder.outputs.seconds
 
     def measure_backends(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float]:
-        """Return the seconds of a step by each backend that can be chosen; by one that trains several siblings as one,
-        those of one of them, and of two."""
+        """Return the seconds of a step for each backend that can be chosen. For one that stacks siblings, return the
+        seconds for one and for two siblings."""
         found = super().measure_backends(initial, steps)
         likely, built = False, self._built
         if built is not None:
@@ -175,8 +175,8 @@ class StackedLoop(Slot):
         return [built.model for built in slots if built is not None]
 
     def _see_shared(self, what: str) -> None:
-        """Raise :class:`UsageError` if anything has changed that all slots share: to the others it would happen, too,
-        and recorded steps hold its first value."""
+        """Raise :class:`UsageError` if anything that all slots share has changed: the change would affect the other
+        slots, too, and recorded steps hold the first value."""
         if not self._stacks:
             return
         changed = changed_objects(self._world.pristine or ())
@@ -188,7 +188,11 @@ class StackedLoop(Slot):
             )
 
     def rehearse(self, hp: Mapping[str, Scalar]) -> None:
-        """Raise :class:`UsageError` if a first step changes what siblings share, or does not repeat what it does."""
+        """Train a first step, to check what siblings share.
+
+        Raises:
+            UsageError: the step changes what siblings share, or does not repeat what it does.
+        """
         if not self._stacks:
             return
         self.setup(hp)

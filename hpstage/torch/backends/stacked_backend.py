@@ -10,9 +10,10 @@ from hpstage.torch.backends.backend import StepBackend
 
 
 class StackedBackend(StepBackend):
-    """One for each slot of :class:`hpstage.torch.backends.siblings.StackedLoop`, which trains what can be stacked.
+    """The backend of one slot of :class:`hpstage.torch.backends.siblings.StackedLoop`, which trains what can be
+    stacked.
 
-    A model of which no step can be recorded is trained as it is, whichever models are trained with it.
+    If no step of a model can be recorded, the model is trained as it is, whichever models are trained with it.
     """
 
     numerics: ClassVar[str] = "stacked-v3"

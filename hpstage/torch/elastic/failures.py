@@ -15,7 +15,7 @@ from hpstage.errors import TrainingError
 
 
 def encode_failure(error: Exception, node: int) -> bytes:
-    """Return what :func:`decode_failure` takes."""
+    """Encode an exception for :func:`decode_failure`."""
     plain = all(isinstance(value, str | int | float | bool | None) for value in error.args)
     kind = type(error)
     return json.dumps(

@@ -21,7 +21,8 @@ from hpstage.torch.elastic.virtual_nodes import Failed
 
 
 class _Kind(IntEnum):
-    """What a message says. All rounds have the same form, so that none is misread when a process is in another one."""
+    """The kind of a message. All rounds have the same format, so that a message of another round is not
+    misinterpreted."""
 
     HELLO = 0  # of all: what they are about to train
     READY = 1  # of a follower: it waits for an order
@@ -34,14 +35,15 @@ class _Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A step to train, and the values at it; with ``hp`` ``None``, to look whether the state can be captured."""
+    """An order to train a step with these values. If ``hp`` is ``None``, an order to check whether the state can be
+    captured."""
 
     step: int
     hp: dict[str, Scalar] | None = None
 
 
 class LeaderLeft(Exception):
-    """The leader has left the step: what this process has done in it does not matter."""
+    """The leader has left the step; this process's part of it does not matter."""
 
 
 class Gang:
@@ -81,7 +83,7 @@ class Gang:
     # --- the leader ---------------------------------------------------------------------------------------
 
     def order(self, order: Order) -> None:
-        """Have the followers do what this process does next."""
+        """Order the followers to do the same as this process does next."""
         began = time.perf_counter()
         messages = self._group.gather(Message(_Kind.ORDER, json.dumps([order.step, order.hp]).encode()))
         self._see_ready(messages)
@@ -99,7 +101,7 @@ class Gang:
     # --- a follower ---------------------------------------------------------------------------------------
 
     def obey(self) -> Order | str:
-        """Return the leader's next order, or the word that it dissolves the gang with."""
+        """Return the leader's next order, or the reason with which it dissolves the gang."""
         while True:
             messages = self._group.gather(Message(_Kind.READY))
             kind = _Kind(messages[0].kind)
@@ -171,11 +173,11 @@ class Gang:
         self._lost(f"training has failed in process {self.rank} of a gang alone: {type(error).__name__}: {error}")
 
     def end_step(self) -> None:
-        """Note that this process has come to the end of the step."""
+        """Record that this process has finished the step."""
         self._in_step = False
 
     def close(self) -> None:
-        """Leave the gang at once, by which the others lose it. Idempotent."""
+        """Leave the gang at once; the other processes notice that this one is gone. Idempotent."""
         self._group.close()
 
     def _see_ready(self, messages: Sequence[Message]) -> None:
@@ -185,7 +187,7 @@ class Gang:
                 self._lost(f"training has failed in process {rank} of a gang alone: {message.text.decode()}")
 
     def _see_shared(self, messages: Sequence[Message], own: Failed | None) -> None:
-        """Raise what :meth:`exchange` is to raise."""
+        """Raise the exceptions that :meth:`exchange` documents."""
         kinds = [_Kind(message.kind) for message in messages]
         if set(kinds) == {_Kind.SHARE}:
             return

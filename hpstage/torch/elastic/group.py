@@ -21,7 +21,7 @@ _SHORT = 512
 """Bytes of the first message of each round. What does not fit in is sent in a second one."""
 _ROOM = _SHORT - _HEADER.size
 _FAREWELL = 10.0
-"""Seconds for which a process waits until the others have read what it gave them last."""
+"""Seconds that a process waits until the others have read its last message."""
 _REMEDY = (
     "Open the ports between the hosts of workers; where a host has several interfaces, start its workers with the "
     "--host or --interface by which the others reach it"
@@ -29,7 +29,7 @@ _REMEDY = (
 
 
 class Message(NamedTuple):
-    """What one process sends all others in a round: a kind, a text, and how many bytes it has for one of them."""
+    """A process's message to all others in a round: a kind, a text, and the number of bytes for one of them."""
 
     kind: int
     text: bytes = b""
@@ -67,7 +67,7 @@ class Meeting:
 
     @classmethod
     def find(cls, address: str, timeout: float) -> Meeting:
-        """Find the one that listens at ``address``.
+        """Connect to the process that listens at ``address``.
 
         Raises:
             GangApart: it cannot be reached within ``timeout`` seconds.
@@ -114,7 +114,7 @@ class Meeting:
         return group
 
     def close(self) -> None:
-        """Wait for nobody any more. Idempotent."""
+        """Stop waiting for processes. Idempotent."""
         self._connection.close()
 
 
@@ -137,7 +137,7 @@ class Group:
         self._read_by: set[int] = set()
 
     def see_memory(self) -> None:
-        """Find out who can read whose memory."""
+        """Determine which processes can read each other's memory."""
         signatures = [message.text.decode() for message in self.gather(Message(0, self._own.sign().encode()))]
         readers = {rank: Reader(text) for rank, text in enumerate(signatures) if rank != self.rank}
         self._readers = {rank: reader for rank, reader in readers.items() if reader.can_read()}
@@ -168,7 +168,7 @@ class Group:
         ]
 
     def offer(self, data: Sequence[torch.Tensor]) -> int:
-        """Have bytes ready for another process; return how many. The next round announces them to all.
+        """Prepare bytes for another process; return their number. The next round announces the numbers to all.
 
         Args:
             data: 1-dimensional uint8 tensors on one device.
@@ -184,8 +184,8 @@ class Group:
         return size
 
     def swap(self, rank: int, size: int) -> torch.Tensor:
-        """Give another process what it was offered, and return the ``size`` bytes that it has offered: until the next
-        time. Both do so.
+        """Exchange the offered bytes with another process: send it those that it was offered, and return the ``size``
+        bytes that it has offered, valid until the next call. Both processes call it.
 
         Raises:
             GangLost: another process is gone. The group is closed.

@@ -19,14 +19,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import cast
 
 _GREETING = struct.Struct("!HHH32s")
-"""Number of who greets, number of who is greeted, port at which the former listens, and a nonce."""
+"""Format of a greeting: the sender's number, the receiver's number, the port at which the sender listens, and a
+nonce."""
 _SIGNATURE = 32
 _GREETED = _GREETING.size + _SIGNATURE
 _LENGTH = struct.Struct("!I")
 _LONGEST = 1 << 20
 """Bytes of the longest answer to a greeting: places of all processes of a gang."""
 _STRANGERS = 64
-"""Connections that have not greeted yet; of more, the oldest is closed."""
+"""Maximum number of connections without a greeting; beyond it, the oldest is closed."""
 _GLANCE = 0.05
 """Seconds between two looks at whether to wait any longer."""
 
@@ -81,7 +82,7 @@ class Links:
             poll.poll()
 
     def end(self, seconds: float) -> None:
-        """Send nothing more; return once the others have done so, too, and so have read all: in at most ``seconds``."""
+        """Stop sending. Return once the others have stopped, too, and so have read everything, or after ``seconds``."""
         for link in self._sockets.values():
             with suppress(OSError):  # the other is gone
                 link.shutdown(socket.SHUT_WR)
@@ -146,7 +147,7 @@ def _signature(key: bytes, *parts: bytes) -> bytes:
 
 
 def _greet(link: socket.socket, key: bytes, own: int, other: int, port: int, deadline: float) -> list[Place]:
-    """Make oneself known to the process that listens; return the places it answers with, if it knows the key."""
+    """Greet the process that listens; return the places with which it answers, if it knows the key."""
     nonce = secrets.token_bytes(32)
     greeting = _GREETING.pack(own, other, port, nonce)
     link.settimeout(max(deadline - time.monotonic(), 0.001))

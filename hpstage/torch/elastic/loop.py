@@ -229,8 +229,8 @@ class ElasticLoop(TorchLoop):
         return state
 
     def _besides(self, state: Any) -> dict[str, str]:
-        """Describe what a state has besides the parameters and buffers, which are averaged, and what the optimizer
-        makes of them in one step for all nodes: each virtual node would change it for itself."""
+        """Describe what a state contains besides parameters and buffers, which are averaged, and what the optimizer
+        derives from them in one step for all nodes: each virtual node would change it separately."""
         built, base = self._ready(), self._world.base
         assert base is not None
         averaged = {id(tensor) for tensor in (*built.model.parameters(), *built.model.buffers())}

@@ -20,7 +20,7 @@ class Rows(NamedTuple):
 
 
 Gradient = Tensor | Rows | None
-"""Of one parameter; ``None`` if the loss did not depend on it."""
+"""The gradient of one parameter; ``None`` if the loss did not depend on it."""
 
 
 @dataclass(slots=True)

@@ -73,8 +73,8 @@ class VirtualNodes(StepBackend):
 
     @property
     def departs(self) -> bool:
-        """By design: each node draws from a stream of its own, and normalizes its own part of the batch. So a step is
-        not that of ``update()`` on the whole batch, and none is compared with it."""
+        """Always ``False``. A step is not that of ``update()`` on the whole batch, and none is compared with it, since
+        each node by design draws from a separate stream and normalizes its own part of the batch."""
         return False
 
     def begin_step(self, seed: int, step: int) -> None:

@@ -224,7 +224,7 @@ class Session:
         return size
 
     def _resize(self) -> None:
-        """Let a new batch size take effect, on what the epoch has left and on those to come."""
+        """Apply a new batch size to the rest of the epoch and to later epochs."""
         size, loop = self._size(), self.trainer.fit_loop
         fetcher = loop._data_fetcher
         limited = "limit_train_batches" in self._subject.arguments

@@ -1,4 +1,4 @@
-"""Where a Lightning Trainer ends training, and which code reads that."""
+"""The step at which a Lightning Trainer ends training, and the code that reads it."""
 
 from __future__ import annotations
 

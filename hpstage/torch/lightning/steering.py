@@ -93,11 +93,11 @@ class Steering:
                 )
 
     def apply(self, hp: Mapping[str, Scalar]) -> None:
-        """Let the values of a step take effect.
+        """Apply the values of a step.
 
         Raises:
             UsageError: a value has changed that nothing reads after ``__init__``.
-            StateError: something else has changed what a schedule steers.
+            StateError: something else has changed a field that follows a schedule.
         """
         if hp == self.hp and not self.steered:
             return

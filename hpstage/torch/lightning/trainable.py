@@ -112,7 +112,7 @@ class LightningTrainable:
         """Return a new module, made with the hyperparameters that it takes.
 
         Raises:
-            UsageError: it needs one that is not there, or this is not a LightningModule.
+            UsageError: a hyperparameter that it needs is missing, or this is not a LightningModule.
         """
         parameters = inspect.signature(self.module).parameters.values()
         takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)

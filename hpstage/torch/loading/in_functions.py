@@ -128,7 +128,7 @@ class EpochBatches(Iterator[Any]):
 
 
 def batches_of(loaders: dict[str, Any], run: Run, data: Any, batch_size: int | None, num_workers: int) -> Iterator[Any]:
-    """Return what :meth:`hpstage.Run.batches` promises, and keep in ``loaders`` what the next call may reuse."""
+    """Return the batches of :meth:`hpstage.Run.batches`, and keep in ``loaders`` what the next call may reuse."""
     if isinstance(data, DataLoader) and num_workers:
         raise UsageError("run.batches(loader, num_workers=...): a DataLoader states its num_workers itself")
     loader: Loader | None = loaders.get(_KEPT)

@@ -54,7 +54,7 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """An attribute of an object of the user's, as it was taken over; ``items`` if it was a list."""
+    """An attribute of a user's object, as it was when its value was read; ``items`` if it was a list."""
 
     owner: Any
     name: str
@@ -69,7 +69,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where batches come from.
+    """The source of batches.
 
     Attributes:
         dataset: map-style.

@@ -1,4 +1,4 @@
-"""Where TrainingArguments end training, and whether a scheduler goes by it."""
+"""The step at which TrainingArguments end training, and whether a scheduler depends on it."""
 
 from __future__ import annotations
 

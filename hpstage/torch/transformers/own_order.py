@@ -112,7 +112,8 @@ class OwnBatches:
                 return
 
     def _next_epoch(self, seed: int) -> None:
-        """Let the sampler draw the order of the next epoch. It may continue a generator, so epochs follow in turn."""
+        """Make the sampler draw the order of the next epoch. It may continue a generator, so epochs are drawn in
+        sequence."""
         loader = self._loader
         self._before += len(self._batches)
         self._epoch += 1

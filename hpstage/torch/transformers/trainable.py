@@ -219,7 +219,7 @@ class TrainerTrainable(TorchTrainable):
 
     @property
     def _scheduler(self) -> str:
-        """What changes the learning rate, besides a schedule of the space; empty if nothing does."""
+        """The scheduler that changes the learning rate, besides a schedule of the space; empty if there is none."""
         kind = self._kind
         return f"{kind.__name__}.create_scheduler()" if has_own_scheduler(kind) else self.arguments.scheduler
 
@@ -239,7 +239,7 @@ class TrainerTrainable(TorchTrainable):
     def update(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any
     ) -> torch.Tensor | float | None:
-        """Do what Trainer's loop does for one update of the weights."""
+        """Update the weights once, as Trainer's loop does."""
         trainer = self.trainer
         self._follow()
         if not isinstance(batch, Made):
@@ -393,7 +393,7 @@ class TrainerTrainable(TorchTrainable):
             trainer.label_smoother = self.smoother if self.smoother.epsilon else None
 
     def _call(self, event: str) -> None:
-        """Let the callbacks act."""
+        """Call the callbacks for an event."""
         trainer = self.trainer
         trainer.control = getattr(trainer.callback_handler, event)(trainer.args, trainer.state, trainer.control)
         for name in ("should_evaluate", "should_save", "should_log"):

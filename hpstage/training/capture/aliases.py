@@ -60,7 +60,7 @@ class Places:
         """New memory shared by several values: padding to leave before it for alignment, and its bytes."""
 
     def admit(self, local: Survey, now: Survey) -> None:
-        """From now on, locate values in the memory of these, too, of those that are still in it."""
+        """From now on, also locate values in the memory of those of these objects that are still in it."""
         blocks = [
             (*_block(record.obj, record.content.storage), record.path)
             for record in local

@@ -212,9 +212,9 @@ _CALLING = frozenset(
         ("functools", "reduce"),
     )
 )
-"""Functions that call an argument, or move it on: no state may give them any."""
+"""Functions that call an argument or pass it on. No state may provide arguments for them."""
 _WRITING = re.compile(r"save|load|from|genfrom|to|copyto$|fill_|put")
-"""How functions of NumPy begin that open files or change an argument."""
+"""Prefixes of the names of NumPy functions that open files or change an argument."""
 _OF_OPERATORS = frozenset(
     (
         *("abs", "add", "and_", "concat", "contains", "countOf", "eq", "floordiv", "ge", "getitem", "gt", "index"),
@@ -222,7 +222,7 @@ _OF_OPERATORS = frozenset(
         *("ne", "neg", "not_", "or_", "pos", "pow", "rshift", "sub", "truediv", "truth", "xor"),
     )
 )
-"""Not those that change an argument (``setitem``, ``iadd``)."""
+"""Functions without those that change an argument (``setitem``, ``iadd``)."""
 _OF_SCHEDULERS = frozenset(("SWALR._cosine_anneal", "SWALR._linear_anneal"))
 _NOT_PURE = frozenset(("from_file", "boolean_dispatch", "handle_torch_function", "call"))
 """Functions that open files or call their arguments."""

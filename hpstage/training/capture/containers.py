@@ -69,7 +69,7 @@ class Mapping(Kind):
 
     name = "mapping"
     of: Any = dict
-    """The class whose methods are called, whatever subclasses override."""
+    """The class whose methods are called, regardless of overrides in subclasses."""
 
     def read(self, obj: Any, skip: frozenset[str]) -> Pairs:
         return dict(self.of.items(obj)), own_of(obj)
@@ -195,8 +195,8 @@ class Members(frozenset[Any]):
 
     order: tuple[Any, ...]
     layout: Layout | None
-    """Of a set that can change and holds numbers: decides the order of what it will hold. Of an empty one, only where
-    `pop()` looks next, not what it has held: `repr()` of each dataclass adds itself to one, and takes itself out."""
+    """The layout of a mutable set of numbers, which decides the order of later members. For an empty set, only where
+    `pop()` looks next, not what it has held: `repr()` of each dataclass adds itself to a set, and removes itself."""
 
     @staticmethod
     def of(items: Iterable[Any]) -> Members:

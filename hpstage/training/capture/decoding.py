@@ -42,7 +42,7 @@ from hpstage.training.code.attributes import container_of, write_own
 from hpstage.training.code.namespaces import MISSING
 
 _MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, SyntaxError, RecursionError)
-"""What Python and libraries raise for parts that an encoder does not write."""
+"""Errors that Python and libraries raise for parts that no encoder writes."""
 
 
 class Decoder:
@@ -60,12 +60,12 @@ class Decoder:
         self._memory = Rebuilt(base, memory)
 
     def admit(self, local: Survey) -> None:
-        """From now on, find these objects by their paths, too."""
+        """From now on, also find these objects by their paths."""
         self._base = self._base.joined(local)
         self._memory.base = self._base
 
     def keep(self, changed: dict[str, Plain]) -> None:
-        """Remember what owners have set themselves, before everything is restored."""
+        """Remember the values that owners have set themselves, before everything is restored."""
         for path, (kind, *parts) in changed.items():
             record = self._base.paths.get(path)
             if record is None or kind not in ("attributes", "mapping"):

@@ -1,4 +1,4 @@
-"""How a state describes NumPy's dtypes."""
+"""The description of NumPy dtypes in a state."""
 
 from __future__ import annotations
 

@@ -93,10 +93,10 @@ class Encoder:
         return self._places.written
 
     def admit(self, local: Survey) -> None:
-        """From now on, refer by path to these objects, too, unless they were written out before.
+        """From now on, also refer to these objects by path, unless they have been written out.
 
         Raises:
-            StateError: something new has its memory in common with one, which a state would keep apart.
+            StateError: a new object shares memory with one of them; a state would separate the two.
         """
         self._local = local
         if not local.records:
@@ -161,8 +161,9 @@ class Encoder:
         raise unmoving(record)
 
     def leave(self, changed: dict[str, Plain], answered: list[Record]) -> None:
-        """Leave the attributes and items that hold these objects as their owner will set them, who accounts for them,
-        since it may make them again: an iterator at another position. So with what training has made for it."""
+        """Leave out the attributes and items that hold these objects, since their owner sets them, and may create them
+        again: an iterator at another position, for example. The same holds for what training has created for the
+        owner."""
         objects = {id(record.obj) for record in answered}
         for record in self._base if objects or self._answered else ():
             present = self._now.records.get(id(record.obj))

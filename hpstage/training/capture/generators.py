@@ -15,7 +15,7 @@ from hpstage.training.code.attributes import dict_of
 from hpstage.training.code.owner import of_user
 
 OF_PROCESS = "of the process"
-"""What counts as the state of such a generator."""
+"""The state of such a generator."""
 
 
 def of_process() -> dict[str, Any]:
@@ -51,7 +51,7 @@ class Generators:
 
 
 def _of_libraries() -> Iterator[tuple[int, str]]:
-    """Yield ids and names. No module is made to import anything by this."""
+    """Yield the id and the name of each generator that a library holds. This causes no module to import anything."""
     kinds = set(map(id, _kinds()))
     wanted = {*kinds, id(tuple)}  # by ids: a metaclass may define equality
     for module_name, module in list(sys.modules.items()):

@@ -45,7 +45,7 @@ RUNNERS = (threading.Thread, concurrent.futures.Executor)
 
 _bits = struct.Struct("d").pack
 SMALLEST_ADDRESS = 1 << 32
-"""Numbers up to this are none: a process has its objects above them."""
+"""Numbers up to this are not addresses: the objects of a process lie above."""
 
 LEADS_NOWHERE = frozenset((type(None), bool, int, float, str, bytes))
 
@@ -140,7 +140,7 @@ def same_mapping(old: dict[Any, Any], new: dict[Any, Any]) -> bool:
 
 
 class Kind(ABC):
-    """How objects of some types are handled. Stateless."""
+    """Defines how objects of some types are handled. Stateless."""
 
     name: str
 

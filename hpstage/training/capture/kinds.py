@@ -81,13 +81,13 @@ SETS, WEAK = (SET, _WEAK_SET, _FROZEN), (_WEAK_SET, _WEAK_KEYS, _WEAK_VALUES)
 _SEQUENCE, _MAPPING, _FUNCTION = containers.Sequence(), containers.Mapping(), instances.Function()
 _OPAQUE, FOREIGN = Opaque(), instances.Foreign()
 SKIPPED = instances.Instance()
-"""Of objects of libraries that show, record or describe what is trained (progress bars, loggers, signatures). ``skip``
-is :class:`AllBut` what the user's code reads: what it does not read, it cannot depend on."""
+"""The kind of library objects that show, record or describe training (progress bars, loggers, signatures). ``skip`` is
+:class:`AllBut` the attributes that the user's code reads: training cannot depend on the others."""
 TUPLE = instances.Instance()
-"""Of instances of a ``tuple`` subclass that have attributes besides their items."""
+"""The kind of instances of ``tuple`` subclasses that have attributes besides their items."""
 INSTANCE, _OBJECTS, _SCRIPTED = instances.Instance(), containers.Objects(), instances.Scripted()
 RUNNER = instances.Instance()
-"""Of threads and pools of the user's classes: the attributes added to those of the library class that runs them."""
+"""The kind of threads and pools of the user's classes: the attributes that these add to the library class."""
 _VECTORIZED = instances.Vectorized()
 _WRAPPERS = (property, staticmethod, classmethod)  # what they hold never changes, but attributes of subclasses may
 _METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)

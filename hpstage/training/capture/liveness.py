@@ -302,7 +302,7 @@ def names_at(instructions: Sequence[Instruction], last: int) -> tuple[list[str],
 
 
 def _begin(instruction: Instruction) -> tuple[int, int] | None:
-    """Return line and column, or ``None`` if Python was set to keep no positions."""
+    """Return the line and column of an instruction, or ``None`` if Python was set to keep no positions."""
     place = instruction.positions
     if place is None or place.lineno is None or place.col_offset is None:
         return None

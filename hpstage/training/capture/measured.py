@@ -1,4 +1,4 @@
-"""How training depends on what is measured on request, as far as bytecode shows it.
+"""The dependence of training on measurements that are made on request, as far as bytecode shows it.
 
 Reports are requested at other steps in a tree than in a trial alone. So what is done under ``if run.wants_report:``
 must have no influence on steps without a report, nor on later reports. Too many paths through the code are followed

@@ -27,7 +27,7 @@ _LONGEST = 120
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
 _CLASS = ".__class__"
 _IDLE = ".defaults['differentiable']"
-"""Of a user's optimizer: set by torch when a state is loaded, and read by no step."""
+"""Attributes of a user's optimizer that torch sets when a state is loaded, and that no step reads."""
 
 
 def texts_of(record: Record, survey: Survey) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""What the errors say about objects that no state can hold: which, why, and the remedy."""
+"""Error messages about objects that no state can hold: which, why, and the remedy."""
 
 from __future__ import annotations
 

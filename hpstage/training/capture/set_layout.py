@@ -54,8 +54,8 @@ def layout_of(obj: Any) -> Layout | None:
 
 
 def empty(obj: Any, layout: Layout | None = None) -> None:
-    """Take all members out of a set, and have its ``pop()`` look next where it does in a layout, as in a new set by
-    default: ``clear()`` leaves that as it is."""
+    """Remove all members from a set, and make its ``pop()`` start where it does in a layout, by default that of a new
+    set: ``clear()`` does not change where it starts."""
     set.clear(obj)
     if _READABLE:
         _fields(obj).finger = 0 if layout is None else layout[0]

@@ -28,7 +28,7 @@ _UNLESS = "if training does not depend on it, name it in `stateless`: "
 
 @contextmanager
 def stated_on(subject: object) -> Iterator[None]:
-    """Have the lines in messages about a subject work where they are pasted: in its class, or below a function."""
+    """Make the lines in messages about a subject work where they are pasted: in its class, or below a function."""
     name = subject.__qualname__.rpartition("<locals>.")[2] if isinstance(subject, FunctionType | MethodType) else ""
     token = _owner.set(f"{name}." if name and "<" not in name else "")
     try:

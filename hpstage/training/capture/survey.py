@@ -27,7 +27,7 @@ class Record:
         self.path, self.obj, self.kind, self.content, self.skip = path, obj, kind, content, skip
         self.of = type(obj)
         self.attached = None if kind.name == "opaque" or kind in _MACHINES else attached_dict(obj)
-        """Its ``__dict__``, unless that is a library's own affair. A step may attach another one."""
+        """The object's ``__dict__``, unless a library manages it. A step may attach another one."""
         self.inner: list[Step] = []
         """The objects it leads to, in reverse order."""
 
@@ -83,7 +83,7 @@ class Survey:
         """Names by which code reaches memory that a tensor or array shares but does not show."""
 
     def joined(self, more: Survey) -> Survey:
-        """Return a survey of what either has met; of what both have, this one's records."""
+        """Return a survey of everything in either survey; of what is in both, this one's records."""
         if not more.records:
             return self
         found = Survey()

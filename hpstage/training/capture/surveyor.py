@@ -105,7 +105,7 @@ class Surveyor:
         return Record(path, obj, kind, content, skip)
 
     def lead(self, found: Survey, record: Record) -> None:
-        """Note what a record leads to."""
+        """Record the objects that a record leads to."""
         path, members = record.path, record.path.endswith(_UNNAMED)
         base = path.rpartition(".")[0] if members else path
         pairs = list(record.kind.children(record.content))
@@ -165,7 +165,7 @@ class Surveyor:
         return led
 
     def name(self, found: Survey, code: Any) -> None:
-        """Note that a function or class was met as a value."""
+        """Record that a function or class was found as a value."""
         found.named[code.__module__, name_of(code)] = code
 
     def reached(self, code: object) -> list[Step]:
@@ -187,7 +187,7 @@ class Surveyor:
 
 
 class _Walk:
-    """A survey in the making. Some of what is met has to wait until all else is."""
+    """Makes a survey. Some objects that are found have to wait until all others are surveyed."""
 
     def __init__(self, surveyor: Surveyor, roots: Iterable[Step], known: Survey, beyond: Survey, marked: Mark) -> None:
         self._surveyor = surveyor
@@ -327,7 +327,7 @@ def _is_of_a_library(record: Record) -> bool:
 
 
 def _members(records: dict[int, Record], record: Record) -> list[Step]:
-    """List what is met only in a set, under paths that are equal in every process where such objects exist."""
+    """List the objects found only in a set, under paths that are equal in every process where such objects exist."""
     met = [item for item in _parts(record.content.order) if id(item) not in records]
     names = [type(item).__qualname__ for item in met]
     return [

@@ -58,7 +58,7 @@ class Variables:
         self._only_here = surveyor.survey(_roots(self._variables), beyond=world, sampled=True)
 
     def survey(self, variables: Sequence[Variable], world: Survey) -> Survey:
-        """Survey what is reachable only through the same variables now, in the given world.
+        """Survey the objects that are now reachable only through the same variables, in the given world.
 
         Raises:
             StateError: something has come to be referred to weakly alone.
@@ -147,7 +147,8 @@ class Variables:
             write(values, self._unset)
 
     def _changed_contents(self, world: Survey, now: Survey, encoder: Encoder) -> Iterator[tuple[Record, Any]]:
-        """Yield what has changed with its present content, and what leads to objects that are new to a fork."""
+        """Yield the changed objects with their present content, and the ones through which a fork reaches new
+        objects."""
         fresh = self._fresh_cells()
         changed = [
             record

@@ -41,7 +41,7 @@ from hpstage.training.identity.settings import NEXT_HOOK, refuse_modes
 Roots = Iterable[tuple[str, object]]
 logger = logging.getLogger("hpstage")
 _CANNOT = (TypeError, AttributeError, ValueError, RuntimeError, OSError)
-"""What is raised where an object cannot be restored."""
+"""Errors raised if an object cannot be restored."""
 
 
 class World:
@@ -77,7 +77,7 @@ class World:
         yield from ((PATH, SETTINGS), (registered.PATH, registered.REGISTRATIONS))
 
     def take_patches(self, patched: Iterable[tuple[str, object]]) -> None:
-        """Take the user's functions and classes in libraries as they are before the first setup, by their places."""
+        """Set the user's functions and classes in libraries, by place, as they were before the first setup."""
         self._patched = [*code_in_libraries(patched)]
 
     def patches(self) -> Sequence[tuple[str, object]]:
@@ -453,8 +453,8 @@ class World:
 
 
 class _Results:
-    """What a cached function of the user's keeps. In a bounded cache, results cannot be put back one by one: it is
-    emptied, and those kept before are computed again."""
+    """The results that a cached function of the user keeps. Results of a bounded cache cannot be restored one by one:
+    it is emptied, and those kept before are computed again."""
 
     def __init__(self, record: Record) -> None:
         self._record = record

@@ -119,7 +119,8 @@ def operations_of(code: CodeType) -> Sequence[Instruction]:
 
 
 class _Locals:
-    """What stands for the names of local variables in a digest: numbers, but for arguments, which callers may name."""
+    """Placeholders for the names of local variables in a digest: numbers, except for arguments, which callers may
+    name."""
 
     def __init__(self, code: CodeType, free: tuple[str, ...]) -> None:
         self._known = dict(zip(code.co_freevars, free, strict=True)) | {name: name for name in _arguments(code)}

@@ -60,7 +60,7 @@ _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(slots=True)
 class Effects:
-    """What a module does when it is imported.
+    """The effects of importing a module.
 
     Attributes:
         statements: the statements that do it, in order, each as code.
@@ -102,7 +102,7 @@ def effects_of(module: types.ModuleType) -> Effects:
 
 
 class _Scope:
-    """What names stand for in a module, and in a function of it."""
+    """The meaning of names in a module, or in a function of it."""
 
     def __init__(self, module: types.ModuleType, within: ast.AST | None = None) -> None:
         self.module = module
@@ -237,7 +237,7 @@ def _does(expression: ast.expr, scope: _Scope, called: list[types.FunctionType])
 
 
 def _counts(path: str | None, node: ast.expr) -> bool:
-    """Return whether what is done to or by what is at this path may decide training."""
+    """Return whether an operation on or by the object at this path may decide training."""
     if path is None:
         return False
     package = path.partition(".")[0]

@@ -59,7 +59,7 @@ class Graph:
             self.add(root)
 
     def add(self, root: object) -> None:
-        """Add what a further root leads to."""
+        """Add the code that a further root leads to."""
         self._todo.append(root)
         while self._todo:
             obj = self._todo.pop()
@@ -254,7 +254,7 @@ _WITHOUT_TRAINING = frozenset(("sys", "builtins", "warnings", "logging", "thread
 """Modules where Python's own machinery is attached, and those that run trainings: names in them may be replaced."""
 _BY_TEXT = frozenset(("globals", "eval", "exec", "__globals__", "f_globals"))
 _BY_ATTRIBUTE = frozenset(("getattr", "setattr", "delattr", "vars", "__dict__"))
-"""What takes the name of an attribute as a string."""
+"""Functions that take the name of an attribute as a string."""
 _PLAIN = (bool, int, float, str, bytes, types.FunctionType, types.BuiltinFunctionType)
 _DATA = frozenset((list, dict, set, bytearray, Counter, OrderedDict, defaultdict, deque))
 _VALUES = (("torch", "Tensor"), ("torch.nn", "Parameter"), ("numpy", "ndarray"))

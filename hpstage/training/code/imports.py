@@ -18,7 +18,7 @@ _IMPORTERS = (importlib.import_module, __import__, pkgutil.resolve_name)
 _NAMES = frozenset(importer.__name__ for importer in _IMPORTERS)
 _KNOWN = frozenset(map(id, _IMPORTERS))  # by id, to call no user code
 OWN = "__name__"
-"""What stands for the module of the code itself."""
+"""Placeholder for the module of the code itself."""
 _MADE_TO_RUN = ("__main__", "__mp_main__")
 """Modules that are run, which are not imported by name."""
 _PLAIN = re.compile(r"[\w.]*")

@@ -1,6 +1,6 @@
-"""Kinds of objects that nothing can look into and that hold no state of training, each with the reason.
+"""Kinds of opaque objects that hold no state of training, each with the reason.
 
-Whatever else is opaque is refused by name: no list says what has a state, only what has none.
+Any other opaque object is refused by name: no list says what has a state, only what has none.
 """
 
 from __future__ import annotations

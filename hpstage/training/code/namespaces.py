@@ -55,9 +55,9 @@ class LibraryAttribute(Slot):
 
 
 class Accessed(Slot):
-    """What a library's module sets by a function named ``set...`` and returns by its sibling ``get...``, kept where no
-    name of Python's leads to it, such as ``socket.setdefaulttimeout``: of plain values, or several in a tuple or dict.
-    """
+    """A value that a library's module sets by a function named ``set...`` and returns by its counterpart ``get...``,
+    and that no Python name leads to, such as the one of ``socket.setdefaulttimeout``. It is a plain value, or several
+    in a tuple or dict."""
 
     __slots__ = ("_get", "_module", "_set")
 
@@ -163,7 +163,7 @@ class ClassAttributes:
 
 
 OF_LIBRARY = "library "
-"""How paths of the names of a library's modules and classes begin."""
+"""Prefix of the paths of names in a library's modules and classes."""
 
 
 class LibraryNames(ClassAttributes):

@@ -94,7 +94,7 @@ def bound_to(method: object) -> object:
 
 
 _OF_FUNCTIONS = "PyCapsule", "pybind11_detail_function_record"
-"""What functions made by pybind11 are bound to."""
+"""Types of the objects to which functions made by pybind11 are bound."""
 
 
 @functools.cache
@@ -123,7 +123,7 @@ def is_users(module: str) -> bool:
 
 
 def is_users_file(path: str) -> bool:
-    """Return whether a module or package in this place is the user's."""
+    """Return whether a module or package at this path is the user's."""
     if _INSTALLED.search(path) or (path.startswith(_OF_PYTHON) and os.pardir not in path):
         return False  # without following links, which takes a tenth of a millisecond
     file = Path(path).resolve()
@@ -139,7 +139,8 @@ def _is_installed(file: Path) -> bool:
 
 
 _OF_CYTHON = "_cython_"
-"""How Cython names the module, in no file, of the types that all it has compiled share: functions and generators."""
+"""Name that Cython gives to the module, without a file, of the types shared by all its code: functions and
+generators."""
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 
@@ -152,7 +153,7 @@ def came_by_value(module: str) -> bool:
 
 
 _OF_NAMED_TUPLES = "namedtuple_"
-"""How Python names the module of the constructor that it makes for a named tuple."""
+"""Name that Python gives to the module of a named tuple's constructor."""
 
 
 @functools.cache
@@ -178,12 +179,12 @@ def is_users_code(value: object) -> bool:
 
 
 _CLASSES: dict[int, tuple[weakref.ref[type], bool]] = {}
-"""By the ids of classes that exist."""
+"""Results by the id of the class, while the class exists."""
 
 
 def _is_users_function(function: types.FunctionType) -> bool:
-    """By the module whose names it uses: a function compiled from a text by ``exec`` has none. Where its file is does
-    not matter, since that is not known of code sent to another process."""
+    """Return whether a function is the user's, by the module whose names it uses; a function compiled from a text by
+    ``exec`` has none. The place of its file does not count, since it is unknown for code sent to another process."""
     name = function.__globals__.get("__name__")
     return of_user(name) if isinstance(name, str) else not _is_found(function)
 

@@ -24,7 +24,7 @@ _HOOKS = "_global_"
 
 
 _OF_POINTERS = "PyCPointerType"
-"""Of the types of ctypes' pointers: one for all modules, named after that which was the first to ask for it."""
+"""Module of ctypes' pointer types. There is one type for all modules, named after the module that created it first."""
 
 _clean: dict[str, tuple[Mapping[str, Any], list[ValuesView[Any]], Contents, list[Any]]] = {}
 """By library's module in which nothing of the user's was: its names, views of what they and those of its classes stand
@@ -234,7 +234,8 @@ _TABLES = frozenset((dict, OrderedDict))
 
 
 def _has_code(users: frozenset[str], hooks: Mapping[Any, object]) -> bool:
-    """Libraries keep functions of their own in such tables, too."""
+    """Return whether a table of hooks contains a function of the user's modules; libraries keep their own functions in
+    such tables, too."""
     functions = (hook for hook in listed(hooks.values()) if isinstance(hook, types.FunctionType))
     return any(function.__globals__.get("__name__") in users for function in functions)
 

@@ -12,7 +12,7 @@ from hpstage.training.code.owner import is_users_code, module_of, name_of
 Pair = tuple[type, type]
 """An abstract class, and one that is registered with it."""
 _known: tuple[object, list[Pair]] = None, []
-"""What was found, and by which token: each registration changes it."""
+"""The registrations found, and the token at that time, which changes with each registration."""
 
 
 def registered() -> list[Pair]:
@@ -37,7 +37,7 @@ def registrations_of(cls: type) -> Iterator[str]:
 
 
 def undo(made: Iterable[Pair]) -> None:
-    """Take registrations back."""
+    """Undo registrations."""
     global _known
     _known = None, _known[1]  # the token remains the same
     for abstract, cls in made:

@@ -33,14 +33,14 @@ _WITHOUT_REGISTRIES = frozenset(
 )
 """Packages whose tables are caches, or of what observes a process or ends with it."""
 _OF_TORCH = ("torch.library", "torch._library", "torch._ops", "torch._dynamo", "torch._inductor", "torch._functorch")
-"""Where torch keeps operators, which count by the modules that define them, and what it has compiled."""
+"""Tables of torch's operators, which count by the modules that define them, and of what it has compiled."""
 _FILLED = re.compile(
     r"__\w+__|_global_|_(member_names|member_map|value2member_map|unhashable_values)_|.*(cache|memo)", re.IGNORECASE
 )
 """Names of tables that Python makes, of those that training fills, and of hooks, which count otherwise."""
 ENTRY_POINT = re.compile(r"([^\W\d]\w*(?:\.\w+)*):([^\W\d]\w*(?:\.\w+)*)")
 _DEPTH = 2
-"""How far an entry is looked into: an object, and its dict of arguments."""
+"""Depth to which an entry is searched: an object, and its dict of arguments."""
 _PLAIN = frozenset((int, float, bool, complex, bytes, type(None), types.BuiltinFunctionType, types.ModuleType, range))
 _PLAIN_OR_TEXT = _PLAIN | {str}
 _LONG = 100

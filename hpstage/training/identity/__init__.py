@@ -1,1 +1,1 @@
-"""What decides a trial's bits: code, data and environment, and the key derived from them."""
+"""The identity of a trial, which decides its bits: code, data and environment, and the key derived from them."""

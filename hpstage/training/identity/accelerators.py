@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 HIDDEN = "HPSTAGE_NO_ACCELERATOR"
-"""Variable of processes that are to use none, as an empty ``CUDA_VISIBLE_DEVICES`` says of CUDA."""
+"""Environment variable of processes that must use no such device, as an empty ``CUDA_VISIBLE_DEVICES`` for CUDA."""
 
 
 def other() -> str | None:
@@ -39,13 +39,13 @@ def _modules() -> dict[str, Any]:
 
 
 def _has_begun(module: Any) -> bool:
-    """Whether its generators are there; where this cannot be known, they are from the start."""
+    """Whether the accelerator's generators exist; if this cannot be known, they are assumed to exist from the start."""
     return bool(getattr(module, "is_initialized", lambda: True)())
 
 
 def seed(key: int, *, early: bool) -> None:
-    """Key their generators. ``early``: also before one is used, for which the key is queued: not at each step, since
-    the queue would grow."""
+    """Key the accelerators' generators. ``early``: also before one is used, for which the key is queued: not at each
+    step, since the queue would grow."""
     for module in _modules().values():
         if _has_begun(module) or (early and getattr(module, "is_available", lambda: True)()):
             getattr(module, "manual_seed_all", module.manual_seed)(key)
@@ -61,7 +61,7 @@ def states() -> dict[str, list[Any]]:
 
 
 def restore(found: dict[str, list[Any]]) -> None:
-    """Give their generators states that :func:`states` has returned."""
+    """Restore the generators' states that :func:`states` has returned."""
     for name, present in found.items():
         module = _modules()[name]
         if hasattr(module, "set_rng_state_all"):

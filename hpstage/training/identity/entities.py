@@ -42,7 +42,7 @@ class Entities:
         return self._all[-1]
 
     def visited(self) -> list[tuple[object, Entity]]:
-        """Return what was visited, and what describes it."""
+        """Return the visited objects, each with the entity that describes it."""
         return list(zip(self._held, self._all, strict=True))
 
     def reference(self, target: object) -> str:

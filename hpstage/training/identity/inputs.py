@@ -24,12 +24,12 @@ from hpstage.training.identity.placing import CODE, folder_of, from_code
 from hpstage.training.identity.watching import Watch, held_open, imported, modified, not_inputs, of_children
 
 ABSENT = ""
-"""The digest of what does not exist."""
+"""The digest that stands for a missing input."""
 FILE, FOLDER, VARIABLE, ARGUMENTS = "file ", "folder ", "variable ", "arguments "
 MODULE = "module "
-"""Begins the name of a module of the user's that training has loaded and the code does not name."""
+"""Prefix of the names of the user's modules that training has loaded without the code naming them."""
 SHARED = "shared "
-"""Begins the name of a file that steps have written and later ones read."""
+"""Prefix of the names of files that steps have written and later ones read."""
 MORE = "more"
 """The name of all files beyond those whose content is compared."""
 _HOME = "~"
@@ -38,13 +38,13 @@ _WORKERS = frozenset(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINIT
 _BYTE = re.compile(r"\\u(dc[89a-f][0-9a-f])")
 """A byte of a file's name that is not UTF-8, as it is written."""
 _LOOKS = 3
-"""Number of times that is looked for files held open: they are from the start on, or not for long."""
+"""Number of times that open files are looked for: files are held open from the start, or not for long."""
 _MOST = 1000
 """Number of files whose content is compared."""
 
 
 class Inputs:
-    """The inputs of one trainable: what its code reads while this is entered, unless a ``data_version`` is stated; and
+    """The inputs of one trainable: what its code reads within this context, unless a ``data_version`` is stated; and
     modules that it loads, unless a ``version`` is.
 
     Attributes:
@@ -75,12 +75,12 @@ class Inputs:
             self._watch.__exit__(kind, error, trace)
 
     def begin_step(self, *, first: bool) -> None:
-        """Note that a step is trained, the ``first`` one of a chain or a later one."""
+        """Record that a step is trained: the ``first`` one of a chain, or a later one."""
         if self._watch is not None:
             self._watch.begin_step(first=first)
 
     def take(self, watch: Watch, *, reads: bool) -> None:
-        """Add what was read elsewhere, or without ``reads`` only what was written."""
+        """Add inputs that were read elsewhere, or without ``reads`` only files that were written."""
         if self._watch is None or not self._are_data:
             return
         read = ("read", "updated", "folders", "variables", "arguments") if reads else ()

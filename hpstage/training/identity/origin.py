@@ -1,4 +1,4 @@
-"""Where a trainable comes from, so that a command can find it later."""
+"""The origin of a trainable, by which a command can find it later."""
 
 from __future__ import annotations
 

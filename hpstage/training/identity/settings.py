@@ -17,7 +17,7 @@ from hpstage.training.identity.torch_settings import Setting, read, torch_settin
 NEXT_HOOK = "next hook"
 """Not a setting: the number under which the next hook is registered."""
 _OF_PLACE = frozenset((NEXT_HOOK, "working directory", "threads", "hooks of saved tensors"))
-"""What is seen to by others, or is not the same wherever the same is trained."""
+"""Settings that other code manages, or that may differ between processes that train the same."""
 _OFF = (False, None, "none")
 _UNREADABLE = object()
 
@@ -33,8 +33,8 @@ def _read(settings: Mapping[str, Setting]) -> dict[str, Any]:
 
 
 def write_all(settings: Mapping[str, Any]) -> None:
-    """Set what differs here and is known here. One setting may change others: each is read just before it is set, and
-    all are set twice.
+    """Set the settings that differ here and are known here. One setting may change others: each is read just before it
+    is set, and all are set twice.
 
     Raises:
         RuntimeError: a setting cannot be set. The message names it.
@@ -105,7 +105,8 @@ def _value(ask: Callable[[], Any]) -> Any:
 
 @functools.cache
 def _all(*libraries: str) -> dict[str, Setting]:
-    """Return what reads and what sets each setting, of Python and of libraries. Those that decide others come first."""
+    """Return the getter and the setter of each setting, of Python and of libraries. Settings that decide others come
+    first."""
     found: dict[str, Setting] = {
         "working directory": (os.getcwd, os.chdir),
         "decimal numbers": (_of_decimals, _set_decimals),
@@ -198,7 +199,7 @@ def _set_default_device(device: Any) -> None:
 
 
 def _taken_off(core: Any) -> list[Any]:
-    """Take all modes off the stack. Return those that set no device."""
+    """Remove all modes from the stack. Return those that do not set a device."""
     modes = [core._pop_torch_function_stack() for _ in range(core._len_torch_function_stack())]
     return [mode for mode in reversed(modes) if not _is_of_device(mode)]
 
@@ -249,7 +250,7 @@ _TRAPS = ("DivisionByZero", "InvalidOperation", "Overflow")
 
 
 def _traps() -> tuple[str, ...] | None:
-    """Return the names of what raises an error, unless it is what does by default."""
+    """Return the names of the decimal signals that raise an error, or ``None`` if they are the default ones."""
     names = tuple(sorted(signal.__name__ for signal, raises in decimal.getcontext().traps.items() if raises))
     return None if names == _TRAPS else names
 

@@ -16,7 +16,7 @@ from typing import Any
 from hpstage.training.code.names import stored_in
 
 Setting = tuple[Callable[[], Any], Callable[[Any], None]]
-"""What returns the value of a setting, and what sets it."""
+"""The getter and the setter of a setting."""
 
 _PLAIN = (bool, int, float, str)
 _APART = frozenset(("deterministic_algorithms", "thread_name", "torch_function_state", "tracing_state"))

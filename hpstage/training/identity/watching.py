@@ -96,7 +96,7 @@ class Watch:
         _current, self._before = self._before, None
 
     def begin_step(self, *, first: bool) -> None:
-        """Note that a step begins. What is written in the ``first`` one of a chain may prepare its data."""
+        """Record that a step begins. Files written in the ``first`` step of a chain may prepare its data."""
         self._step = time.time_ns()
         self._first = self._first or (0 if first else self._step)
         self._now.clear()
@@ -273,7 +273,7 @@ def _note(kind: str, path: object) -> None:
 
 
 def _note_source(watch: Watch | None, place: str, frame: FrameType | None) -> None:
-    """Note a module that is loaded, unless the code that is identified names it, or training has written it."""
+    """Record that a module is loaded, unless the identified code names it, or training has written it."""
     if watch is None:
         if place in imported:  # loaded again
             _see_source(place)

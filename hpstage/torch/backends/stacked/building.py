@@ -52,11 +52,11 @@ class Builder:
         alone = device.type == "cpu" and torch.get_num_threads() == 1
         self.clock = time.thread_time if alone else time.perf_counter
         self.worthwhile = 1
-        """The largest number of members of which there is a program, or which would be worth building one."""
+        """The largest number of members for which there is a program, or for which building one would pay."""
         self.built = 0
         """Number of programs built."""
         self.seconds = 0.0
-        """Spent on building them."""
+        """Seconds spent on building programs."""
 
     def program(
         self, step: Divided, width: int, example: Sequence[Tensor], shared: frozenset[int] = frozenset()
@@ -116,7 +116,8 @@ class Builder:
         raise NotStackable(f"a step of {width} members has other bits than {width} steps of one")
 
     def _agrees(self, step: Divided, made: Program, example: Sequence[Tensor]) -> bool:
-        """Return whether a program gives each of other members what it is given alone."""
+        """Return whether a program gives each of some other members the result that the member has without the
+        others."""
         alone = self.program(step, 1, example)  # before there are members here, which take memory
         members = _probes(step, example, made.width, _SEEDS[1], made.shared)
         states = self._streams(made.width, made.shared).states

@@ -38,7 +38,8 @@ class Bundle:
     def __init__(self, builder: Builder, trace: Trace | None = None) -> None:
         self._builder, self._first = builder, trace
         self.members: list[Member] = []
-        """In the order of their slots. Those that join are last; those after one that leaves move up."""
+        """The members in the order of their slots. A new member takes the last slot; if one leaves, later ones move
+        up."""
         self._trace: Trace | None = None
         self._groups: dict[int, FlatGroup] = {}  # by their place in the optimizer
         self._kept: list[list[Tensor]] = []
@@ -46,11 +47,11 @@ class Bundle:
         self._common: Common | None = None
         self._numbers: dict[int, tuple[list[list[float]], Tensor]] = {}
         self.logged: list[tuple[str, list[float]]] = []
-        """What the last step has logged: names, and the value of each member."""
+        """The logs of the last step: names, and each member's values."""
         self.frozen_work: list[FrozenWork] = []
-        """Of each member in the last step."""
+        """Each member's work on frozen layers in the last step."""
         self.widths: list[int] = []
-        """With how many each member was trained as one in the last step, itself included."""
+        """For each member, the number of members with which it was stacked in the last step, itself included."""
 
     def join(self, model: nn.Module, optimizer: torch.optim.Optimizer, trace: Trace | None = None) -> Member:
         """Add a member in a new last slot. Until it leaves, its model and its optimizer are not up to date.
@@ -86,11 +87,11 @@ class Bundle:
 
     @property
     def trace(self) -> Trace | None:
-        """The trace of its last step, or of its first one before that, if known."""
+        """The trace of the bundle's last step, or of its first one before that, if known."""
         return self._first if self._trace is None else self._trace
 
     def give_up(self) -> None:
-        """Drop all members with their state, of which a step may have been trained in part."""
+        """Drop all members and their state, which may be the result of a partial step."""
         self.members.clear()
         self._trace = self._common = None
         self._groups, self._kept = {}, []
@@ -235,7 +236,7 @@ class Bundle:
         return trace
 
     def _freeze(self, trace: Trace) -> None:
-        """Take copies of what the steps to come leave as it is; earlier steps may have changed it."""
+        """Copy the tensors that later steps do not change, since earlier steps may have changed them."""
         for index, name in enumerate(trace.kept):
             if name not in trace.unchanged:
                 for member in self.members:
@@ -325,7 +326,7 @@ class Bundle:
 
 @dataclass(frozen=True)
 class _Done:
-    """What a program has given for the members in some slots."""
+    """The results of a program for the members in some slots."""
 
     program: Program
     slots: slice
@@ -337,7 +338,7 @@ class _Done:
 
 
 def _joined(parts: Sequence[_Done]) -> tuple[Tensor | None, list[list[Tensor]], list[Tensor]]:
-    """Return the losses of all members, what they keep, and what they log."""
+    """Return the losses of all members, their kept values, and their logged values."""
     if len(parts) == 1:
         return parts[0].losses, parts[0].kept, parts[0].logged
     losses = [part.losses for part in parts if part.losses is not None]

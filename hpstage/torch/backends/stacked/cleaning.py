@@ -22,7 +22,7 @@ _FILLED: dict[Any, Any] = {
     _aten.zeros_like.default: _aten.zeros.default,
     _aten.empty_like.default: _aten.empty.memory_format,
 }
-"""What has another's shape, but none of its values, belongs to no member."""
+"""Operations that use only the shape of their argument, and their replacements. Their results belong to no member."""
 
 
 def lift_constants(recorded: GraphModule) -> tuple[Graph, list[Any]]:
@@ -52,7 +52,7 @@ def without_mutations(graph: Graph, inputs: Sequence[Tensor]) -> Graph:
 
 
 def clean(graph: Graph) -> None:
-    """Take out copies and aliases, which differ from the original by nothing, and all that no output depends on."""
+    """Remove copies and aliases, which are equal to their originals, and all operations on which no output depends."""
     for node in list(graph.nodes):
         if isinstance(node.target, OpOverload) and None in node.kwargs.values():  # of stated defaults: the same call
             optional = {argument.name for argument in node.target._schema.arguments if argument.has_default_value()}

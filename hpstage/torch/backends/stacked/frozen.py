@@ -19,7 +19,7 @@ from hpstage.torch.backends.stacked.tracing import Trace
 
 
 class Frozen:
-    """One copy of each tensor that steps leave as it is, for all members whose own is equal to it."""
+    """Holds one copy of each tensor that steps do not change, for all members whose own tensor is equal to it."""
 
     def __init__(self) -> None:
         self._copies: WeakValueDictionary[str, Tensor] = WeakValueDictionary()  # members hold them
@@ -34,11 +34,11 @@ class Frozen:
 
 
 class Common:
-    """Says which inputs of the rest of a step are one tensor for all members.
+    """Determines which inputs of the rest of a step are the same tensor for all members.
 
     Args:
-        kept: of each of ``trace.kept``, the members' tensors.
-        width: number of members; one alone has nothing in common with others.
+        kept: for each of ``trace.kept``, the members' tensors.
+        width: number of members; a single one shares nothing.
     """
 
     def __init__(self, trace: Trace, kept: Sequence[Sequence[Tensor]], width: int) -> None:
@@ -74,5 +74,5 @@ def _is_one(tensors: Sequence[Tensor]) -> bool:
 
 
 def same_bytes(a: Tensor, b: Tensor) -> bool:
-    """Return whether two contiguous tensors have the same bytes. Of other kinds of tensors no two are."""
+    """Return whether two contiguous tensors have the same bytes. False for other kinds of tensors."""
     return a is b or (a.shape == b.shape and leaves.same_bytes(a.reshape(-1), b.reshape(-1)))

@@ -16,7 +16,7 @@ from hpstage.torch.backends.stacked.refusal import NeedsPython
 
 @dataclass(frozen=True)
 class Place:
-    """Where a parameter is in a member's row."""
+    """The position of a parameter in a member's row."""
 
     name: str
     shape: torch.Size
@@ -72,7 +72,7 @@ class FlatGroup:
         return self.weight[rest], [old[rest] for old in self.state]
 
     def take(self, rows: Rows) -> None:
-        """Continue with the tensors of other members."""
+        """Replace the tensors by those of other members."""
         self.weight, self.state = rows
         self._views.clear()
 

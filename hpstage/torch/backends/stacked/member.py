@@ -36,7 +36,7 @@ class Member:
         self.taken = 0
         """Steps since it joined."""
         self.trace: Trace | None = trace
-        """Of its step on batches of the shape that they had last."""
+        """The trace of its step on batches of the shape that it had last."""
         self._steps: dict[int, int] = {}
         """Steps of each param group, by the optimizer's state."""
         device = next(iter(self.parameters.values())).device
@@ -48,7 +48,7 @@ class Member:
         return self.formulas == other.formulas and self._form == other._form
 
     def fits(self) -> bool:
-        """Return whether the formulas that it has joined with still step it."""
+        """Return whether the optimizer still steps by the formulas with which the member joined."""
         groups = self.optimizer.param_groups
         return all(formula.fits(group) for formula, group in zip(self.formulas, groups, strict=True))
 

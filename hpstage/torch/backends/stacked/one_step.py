@@ -75,7 +75,7 @@ class OneStep:
         tensors: list[Tensor],
         left: Mapping[str, Tensor],
     ) -> list[Tensor | None]:
-        """Take a step: with hyperparameters as tensors, or, if ``values`` is None, as the numbers that they are."""
+        """Take a step, with hyperparameters as tensors, or as plain numbers if ``values`` is ``None``."""
         members = {
             name: tensor.detach().requires_grad_(self._parameters[name].requires_grad)
             if name in self._parameters
@@ -133,7 +133,7 @@ class OneStep:
 
 
 class _Logged:
-    """Takes what is logged as it is: tensors are part of the recording."""
+    """Records logged values unchanged: tensors are part of the recording."""
 
     def __init__(self) -> None:
         self.values: list[tuple[str, Tensor | float]] = []

@@ -21,7 +21,7 @@ Group = Mapping[str, Any]
 
 
 class Formula(ABC):
-    """How one param group of an optimizer is stepped."""
+    """The update rule of one param group of an optimizer."""
 
     counts: ClassVar[bool]
     """Whether the state counts steps."""

@@ -26,13 +26,13 @@ _SHARE = 8
 _OF_HOST = 64
 _KINDS, _BACKBONES = 8, 2
 _OF_SAMPLE = 5e-6
-"""Seconds that it takes to find what was kept of a sample: what is computed in less is kept by batch."""
+"""Seconds for looking up a sample's cached values. Values that are computed faster are cached by batch."""
 _TIMED = 8
-"""The first of a kind's computations are timed, for which a GPU has to be waited for."""
+"""Number of computations of a kind that are timed, each of which waits for the GPU."""
 
 
 class Ahead(NamedTuple):
-    """The values of a prefix; whether they were there, and the seconds in which they are computed."""
+    """The values of a prefix, whether they were cached, and the seconds that computing them takes."""
 
     values: Values
     found: bool
@@ -45,9 +45,9 @@ class Outputs:
     def __init__(self) -> None:
         self._kept: dict[tuple[Prefix, tuple[int, ...]], _Kept] = {}
         self.found = self.computed = 0
-        """Batches whose values were there, and those of which they were computed."""
+        """Number of batches whose values were cached, and of batches whose values were computed."""
         self.seconds = 0.0
-        """Spent on computing them, an estimate."""
+        """Estimated seconds spent on computing values."""
 
     def of(
         self, prefix: Prefix, frozen: Sequence[Sequence[Tensor]], batches: Sequence[Sequence[Tensor]]
@@ -102,7 +102,7 @@ class _Kept:
         self.nbytes_frozen = sum(tensor.nbytes for tensor in frozen)
         self.computed = 0
         self.seconds = math.inf
-        """Of the fastest computation that was timed: the first ones fetch memory."""
+        """Seconds of the fastest timed computation; the first ones also allocate memory."""
         on_host = all(tensor.device.type == "cpu" for tensor in (*frozen, *batch))
         self._budget = max(
             _LEAST,

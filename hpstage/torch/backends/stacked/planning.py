@@ -74,12 +74,12 @@ class Tried:
     held: dict[object, bool] = field(default_factory=dict)
     """Whether the two ways agreed on other values."""
     taken: dict[object, float] = field(default_factory=dict)
-    """Seconds, by number of members and form."""
+    """Measured seconds, by number of members and form of the call."""
 
 
 @dataclass
 class Plan:
-    """How each node of a graph is computed for a given number of members."""
+    """The computation of each node of a graph for a given number of members."""
 
     width: int
     constants: dict[Node, Any]
@@ -87,9 +87,9 @@ class Plan:
     stacked: dict[Node, Call] = field(default_factory=dict)
     """How the operation is done on all members at once, where that has the bits of each alone."""
     slow: set[Node] = field(default_factory=set)
-    """Those of them that are faster member by member."""
+    """Those of the stacked operations that are faster member by member."""
     strides: dict[Node, int] = field(default_factory=dict)
-    """Bytes between members in the result of that."""
+    """Bytes from one member to the next in the stacked result."""
     sizes: dict[Node, int] = field(default_factory=dict)
     """Bytes of a member's result."""
     contiguous: dict[Node, bool] = field(default_factory=dict)

@@ -37,7 +37,7 @@ class Prefix:
     batch: tuple[int, ...]
     """Places of the tensors of the batch that it reads."""
     run: Callable[..., tuple[Tensor, ...]]
-    """Takes those, one after the other."""
+    """The function, which takes these tensors in this order."""
     source: str
     samples: Samples | None = None
     """None if its operations may mix samples."""

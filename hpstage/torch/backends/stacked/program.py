@@ -17,7 +17,7 @@ from hpstage.torch.backends.stacked.rules import Call
 from hpstage.torch.backends.stacked.tracing import Trace
 
 Value = Tensor | list[Tensor]
-"""Of all members: stacked along a new first dimension, or one by one."""
+"""The form of a value for all members: stacked along a new first dimension, or one by one."""
 
 
 @dataclass(frozen=True)

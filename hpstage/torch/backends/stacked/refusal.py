@@ -16,4 +16,4 @@ class NeedsPython(NotStackable):
     """
 
     member: object = None
-    """Whose step it is, where several were to be trained as one."""
+    """The member whose step it is, if several were to be stacked."""

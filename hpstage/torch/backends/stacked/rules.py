@@ -1,4 +1,5 @@
-"""How an operation on one member's tensors is done on all members' at once, the members along a new first dimension.
+"""Rules that turn an operation on one member's tensors into one on all members' tensors at once, with the members along
+a new first dimension.
 
 A rule proposes; whether its result has the bits of the operation on each member alone is checked where it is proposed
 (:mod:`hpstage.torch.backends.stacked.planning`). Operations without a rule take place member by member.

@@ -21,7 +21,7 @@ from hpstage.torch.backends.stacked.prefix import Samples
 Values = tuple[Tensor, ...]
 
 _OBJECT = 512
-"""Bytes that a tensor takes besides its numbers."""
+"""Overhead of a tensor in bytes."""
 
 
 class SampleStore:
@@ -40,7 +40,7 @@ class SampleStore:
 
     @property
     def is_tried(self) -> bool:
-        """Whether it is known that samples can be kept."""
+        """Whether samples are known to be cacheable."""
         return self._forms is not None
 
     def keys_of(self, batch: Sequence[Tensor]) -> list[bytes] | None:
@@ -85,7 +85,7 @@ class SampleStore:
         return torch.cat([*parts], rows[0], out=made)
 
     def _is_exact(self, batch: Sequence[Tensor], values: Values) -> bool:
-        """Return whether samples give the same bits in other places, and among others."""
+        """Return whether samples give the same bits at other positions, and among other samples."""
         count = self._samples.number
         draw = random.Random(0)
         orders = [[*range(1, count), 0], [*reversed(range(count))], [i if i % 2 else 0 for i in range(count)]]

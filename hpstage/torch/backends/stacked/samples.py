@@ -32,7 +32,7 @@ _IN_ONE_THREAD = 32768
 
 
 class Rows(NamedTuple):
-    """Where a value has its samples."""
+    """Describes which entries of a value belong to which sample."""
 
     dim: int
     of_sample: int
@@ -40,7 +40,7 @@ class Rows(NamedTuple):
 
 
 class MixesSamples(Exception):
-    """An operation is not known to keep samples apart."""
+    """The operation is not known to compute each sample independently."""
 
 
 def rows_of(graph: Iterable[Node], batch: Iterable[Node], samples: int) -> dict[Node, Rows] | None:
@@ -143,7 +143,7 @@ class _Analysis:
         return self.checked(node.meta["val"], rows)
 
     def require_equal(self, node: Node, dim: int) -> None:
-        """Require that what does not depend on the batch is the same for all samples."""
+        """Require that values which do not depend on the batch are the same for all samples."""
         value: Tensor = node.meta["val"]
         if dim >= 0 and value.shape[dim] != 1 and value.stride(dim) != 0:
             raise MixesSamples

@@ -18,11 +18,12 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 
 
 class Signature:
-    """Of a model. Equal ones, of the same code, take the same steps, unless :attr:`objects` says that they may not."""
+    """The signature of a model. Models of the same code with equal signatures take the same steps, unless
+    :attr:`objects` says that they may not."""
 
     def __init__(self, model: nn.Module) -> None:
         self.objects: list[object] = []
-        """Held here so that no other object gets the id of one: some only equal themselves."""
+        """Objects kept alive so that no other object gets the same id; some are equal only to themselves."""
         self._described: dict[int, int] = {}  # objects by their id, numbered
         own = (*model.named_parameters(), *model.named_buffers())
         self._names = {id(tensor): name for name, tensor in own}

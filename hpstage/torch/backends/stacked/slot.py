@@ -65,7 +65,7 @@ class Slot(TorchLoop):
 
     @property
     def is_stacked(self) -> bool:
-        """Whether it is trained as one with others, where there are any."""
+        """Whether the model is trained in one stack with others, if there are any."""
         return not self._stacking().as_it_is
 
     def train_as_it_is(self, *present: Any) -> Exception | None:
@@ -103,12 +103,12 @@ class Slot(TorchLoop):
         self._behind = False
 
     def give_up(self) -> None:
-        """Give up the model, of which a step may have been trained in part."""
+        """Discard the model, which may be in the middle of a step."""
         self.member = self.bundle = self._built = None
         self._behind = False
 
     def stepped(self, loss: float | None) -> NonFiniteLoss | None:
-        """Note that it was trained on a batch; return what that has ended in, if anything."""
+        """Record that the model was trained on a batch; return the result that ended training, if any."""
         self._behind = True
         assert self.member is not None
         self.stream = self.member.stream

@@ -40,10 +40,10 @@ class Stack(Generic[_Slot]):
         self._tracing: tuple[_Slot, ...] = ()
         self._warn = each_once()
         self.most_as_one: int | None = None
-        """How many are trained as one at most, as far as that is worthwhile; ``None``: all that can be."""
+        """Maximum number of members that are stacked, as far as it pays; ``None``: as many as possible."""
 
     def train(self, due: Mapping[_Slot, tuple[int, Mapping[str, Scalar]]]) -> None:
-        """Train a step of several slots; each has its outcome then."""
+        """Train a step of several slots, and set the outcome of each."""
         with self.memory.tried([slot.outcomes for slot in due]):
             self._train(due)
 
@@ -76,7 +76,8 @@ class Stack(Generic[_Slot]):
                     going.remove(slot)
 
     def _step(self, shape: object, batches: Mapping[_Slot, Any]) -> Iterator[tuple[_Slot, Exception | None]]:
-        """Train on one batch of each of these slots; yield those whose step has ended, and what it has raised."""
+        """Train on one batch of each of these slots. Yield the slots whose step has ended, with the error if there is
+        one."""
         for bundle in self._bundles.get(shape, ()):
             for slot in (self.first, *self.slots):
                 if slot.bundle is bundle and slot not in batches:
@@ -92,7 +93,7 @@ class Stack(Generic[_Slot]):
             yield from self._run(bundle, [slot for slot in batches if slot.bundle is bundle], batches, bundles)
 
     def _otherwise(self, slot: _Slot, error: Exception, batch: Any) -> Exception | None:
-        """Train a slot as it is, if it is that by which a step has failed; return what its step has ended in."""
+        """Train a slot without stacking if its step needs Python. Return the error that ended its step, if any."""
         if isinstance(error, NeedsPython):
             self._warn("%s is trained without stacking it: %s", type(self._subject).__name__, str(error))
             return slot.train_as_it_is(batch)
@@ -104,7 +105,8 @@ class Stack(Generic[_Slot]):
         )
 
     def _enter(self, slot: _Slot, batch: Any, bundles: list[Bundle]) -> NotStackable | None:
-        """Let a slot join a bundle that takes the same step, or begin one; return why it can be in none."""
+        """Add a slot to a bundle that takes the same step, or to a new one; return the reason if neither is
+        possible."""
         trace = self._trace(slot, batch)
         for bundle in bundles:
             if bundle.trace is not trace or len(bundle.members) >= self.memory.most:

@@ -29,7 +29,7 @@ class Tracer:
         self.subject = subject
         self._effects = effects
         self._traces: dict[object, list[tuple[StandInValues, Trace | str, Signature]]] = {}
-        """What steps have read, with their trace, or why there is none: that takes as long to find out."""
+        """What steps have read, with their trace or the reason why there is none, which takes as long to determine."""
         self.traced = 0
         """Number of traces made."""
 

@@ -1,8 +1,9 @@
 """Decides which programs of a step are worth building, and which existing program trains which members. Pure.
 
 A member's bits are the same in every program, so members may be divided into programs in any way. Building takes as
-long as dozens of steps: a program is built once what it would have saved so far, as far as is known, has paid for a
-part of it. So building never takes more than a few times as long as it would have saved, however few steps there are.
+long as dozens of steps. So a program is built only once its estimated savings so far, had it existed, amount to a
+certain share of that time. Building therefore never takes more than a few times as long as the program would have
+saved, however few steps there are.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ _PAID = 0.25
 """Share of what building takes that must have been saved before if it is a power of two of members, which other numbers
 need, too: steps that come save the rest."""
 _RECENT = 0.02
-"""Weight of the last run in a program's mean: conditions change."""
+"""Weight of the last run in a program's moving average, since conditions change."""
 
 
 @dataclass
 class _Runs:
-    """Those of a program; before any, it is taken to take as long as was expected."""
+    """Seconds of a program's runs; before the first run, it is assumed to take as long as expected."""
 
     seconds: float
-    """Their mean; the last ones count for more."""
+    """The mean of these seconds, in which the last ones count for more."""
     count: int = 0
 
 
@@ -51,21 +52,21 @@ class Worth:
         self._saved: dict[Form, float] = {}  # what programs that are not built would have saved, in seconds
 
     def __contains__(self, form: Form) -> bool:
-        """Whether there is such a program."""
+        """Whether a program of this kind exists."""
         return form in self._runs
 
     def built(self, form: Form, seconds: float) -> None:
-        """Note that a program is there, and what building it took."""
+        """Record that a program was built, and the seconds that this took."""
         self._runs[form] = _Runs(self.expected(form))
         if form != ALONE:
             self._each = seconds / form[0]
 
     def refused(self, form: Form) -> None:
-        """Note that there is no such program: it would give other bits."""
+        """Record that this program cannot exist, since its bits would differ."""
         self._saved[form] = -math.inf
 
     def took(self, form: Form, seconds: float) -> None:
-        """Note what a run of a program took."""
+        """Record the seconds of a run of a program."""
         runs = self._runs[form]
         runs.count += 1
         weight = 1.0 if runs.count <= 2 else max(1 / (runs.count - 1), _RECENT)  # the first one takes longer
@@ -82,8 +83,9 @@ class Worth:
         return _divided(form, [of for of in self._runs if of[0] <= most])
 
     def pays(self, form: Form, most: int) -> list[Form]:
-        """Note a step of so many members, of which there is no program; return the programs that are worth building for
-        such steps: one of as many, or those of powers of two that they are divided into, which other numbers need, too.
+        """Record a step of so many members for which there is no program. Return the programs that are worth building
+        for such steps: one for all, or those for powers of two into which the members are divided, which other numbers
+        need, too.
 
         Args:
             most: the largest number of members of such a part.
