@@ -89,7 +89,7 @@ class PopulationBasedTraining(Algorithm):
             )
         if setting.n_trials is None or setting.n_trials < 2:
             raise UsageError(
-                f"n_trials is {setting.n_trials}; PopulationBasedTraining trains so many side by side: give 2 or more"
+                f"n_trials is {setting.n_trials}; the population of PopulationBasedTraining needs 2 or more"
             )
 
     def rounds(self, steps: int) -> list[int]:

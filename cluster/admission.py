@@ -57,9 +57,9 @@ def environment_of(
     if differing:
         raise ClusterError(
             f"workers differ in {differing}; they would not train to the same bits. {_computed(descriptions)}Start "
-            f"workers of one kind, with the same packages, files and data; where they differ in devices alone, "
-            f"environment='NAME' selects those with NAME in the device, and environment='any' trains on all, to other "
-            f"bits than on one kind"
+            f"workers of one kind, with the same packages, files and data. If only their devices differ, "
+            f"environment='NAME' selects those with NAME in the device, and environment='any' trains on all, "
+            f"although their bits differ"
         )
     first = next(iter(descriptions))
     environment = _environment(first)

@@ -131,7 +131,7 @@ def fork_server(preload: Iterable[str] = ()) -> ForkServer | None:
         if name not in PRELOADED:
             raise UsageError(
                 f"preload names {name!r}; it must be a list of any of {', '.join(PRELOADED)}: training processes "
-                f"import all else themselves, as it is then"
+                f"import everything else themselves, in its current version"
             )
         spec = find_spec(name.removeprefix("hpstage."))
         if spec is None:

@@ -43,7 +43,7 @@ class Place:
             )
         if given is not None and workers_per_gpu is not None:
             raise UsageError(
-                "workers_per_gpu is of a local cluster; on other hosts start `hpstage worker --workers-per-gpu`"
+                "workers_per_gpu is only for a local cluster; on other hosts start `hpstage worker --workers-per-gpu`"
             )
         self._given = given
         self._sizes = n_workers, gpus, workers_per_gpu

@@ -95,7 +95,7 @@ def _unpacked(trainable: object, settings: Mapping[str, Any], patched: Mapping[s
     try:
         write_all(settings)
     except RuntimeError as error:
-        raise UsageError(f"the process that searches has a setting that this one cannot have: {error}") from error
+        raise UsageError(f"a setting of the search's process cannot be applied in this process: {error}") from error
     missing = lacking(patched)
     if missing:
         names = ", ".join(place.replace(":", ".") for place in missing[:_NAMED])

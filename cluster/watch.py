@@ -77,7 +77,7 @@ class Watch:
         self._waiting = 0 if reported or computes or not self._training() else self._waiting + 1
         seconds = self._limit * 2 / _BEATS
         if self._silent == 2:
-            self._warn(f"has not answered for {seconds:.0f} s; it will be ended once that is {self._limit:.0f} s")
+            self._warn(f"has not answered for {seconds:.0f} s; it will be ended after {self._limit:.0f} s")
         elif self._waiting == _BEATS and not self._silent:
             self._warn(
                 f"has neither computed nor reported anything for {self._limit:.0f} s: it may wait forever, for a "

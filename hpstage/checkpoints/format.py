@@ -243,7 +243,7 @@ def decode_manifest(content: bytes, where: str) -> Manifest:
         known = f"{FORMAT} to {COMPRESSED}"
         raise CheckpointCorrupt(f"{where} has format {manifest.format}; this hpstage reads formats {known}")
     if not all(is_part(part.key) and is_key(part.key) for part in manifest.parts):  # each becomes a path
-        raise CheckpointCorrupt(f"{where} has an invalid key of a part")
+        raise CheckpointCorrupt(f"{where} names a part by an invalid key")
     return manifest
 
 
@@ -373,7 +373,7 @@ def _check_part(manifest: Manifest, parts: Sequence[Leaf], contents: Sequence[st
     """Check that a part's key is the digest of the leaves that it holds. Raises ``ValueError``."""
     names = [*map(name_in_part, parts, contents)]
     if key_of_part(manifest.workload, names) != manifest.key or names != [leaf.name for leaf in parts]:
-        raise ValueError("it holds other leaves than its key stands for")
+        raise ValueError("its leaves do not match its key")
     if manifest.parts:
         raise ValueError("a part has no parts itself")
 

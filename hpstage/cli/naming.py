@@ -131,8 +131,8 @@ def recorded(header: PlanCreated) -> str:
         return header.origin
     script = clean(Path(header.folder, module_name))
     raise UsageError(
-        f"this plan was made by {script}, which is not in this folder; if you trust it, name it after the store, there "
-        f"or where it is now: {script}:{clean(name)}"
+        f"this plan was made by {script}, which is not in this folder; if you trust it, give its path after the "
+        f"store: {script}:{clean(name)}"
     )
 
 

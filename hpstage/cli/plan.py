@@ -144,7 +144,7 @@ def _disruptions(lifetime: str | None, notice: str, slow: float, start_seconds: 
 
     warned = _seconds("--notice", notice)
     if lifetime is None and warned:
-        raise UsageError("--notice is of preemptible GPUs; give their --lifetime")
+        raise UsageError("--notice is only for preemptible GPUs; give their --lifetime, too")
     if lifetime is None and not slow:
         return None
     there = math.inf if lifetime is None else _seconds("--lifetime", lifetime)

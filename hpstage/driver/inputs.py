@@ -51,9 +51,9 @@ def notices(plan: SearchPlan, reports: Iterable[Report]) -> list[str]:
             continue
         if changed := _changed(plan, report.inputs):
             raise StoreError(
-                f"worker {report.worker} has read {_listed(changed)} with other content than training did before in "
-                f"this store. Give all workers the same, and let it be while a search runs; then choose another store "
-                f"with store=. {_UNLESS}"
+                f"worker {report.worker} has read {_listed(changed)}, with content that differs from what training in "
+                f"this store has read before. Give all workers the same content, do not change it while a search runs, "
+                f"and choose another store with store=. {_UNLESS}"
             )
         # Not what does not exist: code often looks for files that may exist.
         names = [name for name, digest in report.inputs.items() if digest and name not in known]

@@ -134,7 +134,7 @@ def open_existing(
     PLACE.of("store", store)
     folder = None if is_on_server(store) else Path(store)
     if folder is None and checkpoints is None:
-        raise UsageError("say with checkpoints= where the checkpoints of this plan are: a folder, or a URL")
+        raise UsageError("checkpoints= is missing; give the location of this plan's checkpoints: a folder, or a URL")
     journal = open_journal(store, closing=closing, read_only=read_only)
     place = folder / "checkpoints" if checkpoints is None and folder is not None else checkpoints
     assert place is not None

@@ -63,9 +63,8 @@ class Rerun:
         begun = "step 0" if self.segment.source is None else f"the state at step {self.segment.start}"
         if (error := _error(first.problem)) and error == _error(found.problem):
             return (
-                f"steps {self.segment.start} to {self.segment.stop}, which were trained before, cannot be trained "
-                f"again from {begun} in a process that had trained nothing, as they would be if a worker were lost: "
-                f"{error}. "
+                f"steps {self.segment.start} to {self.segment.stop} were trained once, but cannot be trained again "
+                f"from {begun} in a process that had trained nothing, as is needed if a worker is lost: {error}. "
                 f"Make what they need an attribute of the trainable that can be pickled, or open it in the step that "
                 f"uses it; what belongs to the process, such as a file descriptor, is in no state"
             )
@@ -247,8 +246,8 @@ def _error(problem: Problem | None) -> str:
 
 def _warn(problem: Problem, segment: Segment) -> None:
     logger.warning(
-        "Steps %d to %d could not be trained again in a process that had trained nothing, as they would be if a "
-        "worker were lost: %s",
+        "Steps %d to %d could not be trained again in a process that had trained nothing, as is needed if a worker "
+        "is lost: %s",
         segment.start,
         segment.stop,
         problem.text,

@@ -394,8 +394,8 @@ class Ledger:
             found = {str(name): float(value) for name, value in self._constraints(metrics).items()}
         except Exception as error:
             raise UsageError(
-                f"constraints({dict(metrics)}) raises {type(error).__name__}: {error}; return a dict of a number for "
-                f"each constraint, which is violated above 0"
+                f"constraints({dict(metrics)}) raises {type(error).__name__}: {error}; return a dict with one number "
+                f"for each constraint, above 0 if it is violated"
             ) from error
         values = {name: inf if isnan(value) else value for name, value in found.items()}
         with suppress(UpdateFinishedTrialError), self._there():

@@ -457,15 +457,15 @@ def _check_times(given: Mapping[str, object]) -> None:
     """Raise :class:`UsageError` for arguments that mean nothing where times are in steps."""
     for name, value in given.items():
         if value:
-            raise UsageError(f"{name} means nothing without step_seconds: times are then in steps")
+            raise UsageError(f"{name} needs step_seconds; without it, times are in steps")
 
 
 def _check_states(n_trials: int, steps: int, every: float) -> None:
     """Raise :class:`UsageError` if so many states are kept that rehearsing them takes hours."""
     if n_trials * steps / every > _STATES:
         raise UsageError(
-            f"steps is {steps}, of which {n_trials:,} trials keep a state every {every:,.0f}, more than {_STATES:,} in "
-            f"all; give a larger checkpoint_every, or fewer n_trials"
+            f"steps is {steps}: {n_trials:,} trials that keep a state every {every:,.0f} steps keep more than "
+            f"{_STATES:,} in all; give a larger checkpoint_every, or fewer n_trials"
         )
 
 

@@ -41,7 +41,7 @@ def named_sampler(
     try:
         return kind(seed=seed) if "seed" in inspect.signature(kind).parameters else kind()  # type: ignore[no-any-return]
     except TypeError as error:
-        raise UsageError(f"{known[plain]} needs more than a seed ({error}); make it, and pass it") from error
+        raise UsageError(f"{known[plain]} needs more than a seed ({error}); pass a sampler object instead") from error
 
 
 def _grid(space: Space, steps: int, catch: Catch) -> Mapping[str, Sequence[str | int | float | bool | None]]:
@@ -58,7 +58,7 @@ def _grid(space: Space, steps: int, catch: Catch) -> Mapping[str, Sequence[str |
             case optuna.distributions.FloatDistribution(low=low, high=high, step=step) if step is not None:
                 grid[name] = [low + index * step for index in range(round((high - low) / step) + 1)]
             case _:
-                raise UsageError(f"{name!r} has no grid: let it be categorical or have a step, or take another sampler")
+                raise UsageError(f"{name!r} has no grid; make it categorical, give it a step, or use another sampler")
     return grid
 
 

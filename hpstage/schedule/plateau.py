@@ -66,7 +66,7 @@ class Plateau(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
     def then(self, other: object) -> Schedule:
         raise ScheduleError(
-            "nothing can follow s.plateau(...), since its last value is not known before; let it be the last schedule"
+            "nothing can follow s.plateau(...), whose last value is not known in advance; make it the last schedule"
         )
 
     def since(self, step: int) -> Schedule:

@@ -190,7 +190,7 @@ def wsd_sweep(
             raise ScheduleError(f"hp has {other!r}, which the sweep sets itself; give the hyperparameter another name")
     for other in after:
         if other not in others:
-            raise ScheduleError(f"decay_hp has {other!r}, which hp has not: give there the value before the decay")
+            raise ScheduleError(f"decay_hp has {other!r}, but hp does not; give hp its value before the decay")
     choices: dict[str, list[Any]] = {
         "peak": [real("peak", value) for value in _several(peak)],
         "horizon": [count("horizons", value, least=1) for value in _several(horizons)],

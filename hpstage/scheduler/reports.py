@@ -98,7 +98,7 @@ class Reports:
         facts: list[Fact] = []
         if report.wasted_steps or report.wasted_seconds > _NOTHING:
             if report.node is None or report.step is None:
-                raise InternalError(f"chain {chain.id} has wasted steps it does not know where")
+                raise InternalError(f"chain {chain.id} reports wasted steps, but not where")
             facts.append(
                 ChainLost(
                     chain=chain.id,
@@ -118,7 +118,7 @@ class Reports:
         facts.append(ChainClosed(chain.id, report.at))
         if report.outcome == "failed":
             if report.node is None or report.step is None or report.failure is None:
-                raise InternalError(f"chain {chain.id} has failed it does not know where")
+                raise InternalError(f"chain {chain.id} reports a failure, but not where")
             failed = StageFailed(node=report.node, step=report.step, evaluating=False, failure=report.failure)
             facts.append(failed)
         return facts

@@ -60,8 +60,8 @@ class Observed:
             )
         if metric.startswith("hpstage:") or metric in self.noisy:
             raise UsageError(
-                f"{who}: {metric!r} measures the machine as well as the model, and would decide otherwise in another "
-                f"run; let s.plateau(metric=...) name one that does not"
+                f"{who}: {metric!r} measures the machine as well as the model, so that another run would decide "
+                f"differently; give s.plateau(metric=...) a metric that does not"
             )
         default: Mode = "max" if self.rising.get(metric, False) else "min"
         return msgspec.structs.replace(plateau, metric=metric, mode=plateau.mode or default)

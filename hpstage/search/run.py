@@ -94,7 +94,7 @@ def run(call: Call) -> Result:
         _warn_of_nothing(session, call.ledger, call.request.n_trials)
     if call.deadline is not None and not result.savings.steps_trained and not driver.plan.searches[session.name].ended:
         timeout = call.request.timeout
-        logger.warning("Nothing was trained: timeout=%g seconds were over before; the same call continues", timeout)
+        logger.warning("Nothing was trained before timeout=%g seconds were over; the same call continues", timeout)
     elif not result.savings.steps_trained:
         _explain_known(driver.plan, session, call.ledger, call.request.steps)
     call.progress.finish(session, driver, result.savings)

@@ -261,7 +261,7 @@ def _first_metric(trainable: Any, one: Configuration) -> str:
     if not found:
         raised = "" if why is None else f", which raised {type(why).__name__}: {why}"
         raise UsageError(
-            f"no metric is known of the untrained model{raised}; give metric=, a name that evaluate() returns or "
-            f"run.report() is given"
+            f"the untrained model gives no metric{raised}; give metric=, a name that evaluate() returns or that "
+            f"run.report() receives"
         ) from why
     return next(iter(found))

@@ -29,7 +29,7 @@ def common_end(source: Journal, end: Cursor, target: Journal, name: str) -> Curs
         target.read_on(at, 0)
     except HistoryChanged as error:
         raise UsageError(
-            f"{name} holds another plan, or this one and what was recorded there since it was copied; give another "
+            f"{name} holds another plan, or has had records of its own since this plan was copied to it; give another "
             f"destination"
         ) from error
     if there > end.position:

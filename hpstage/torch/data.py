@@ -85,9 +85,9 @@ class Batches:
     def _refuse_outdated(self, *, within: bool = False) -> None:
         if (name := self.source.outdated(within=within)) is not None:
             raise StateError(
-                f"training has given {name} another value, which has no effect: hpstage took it over when the data "
-                f"were opened, and a fork would open them with the new one. Change a tensor in place, keep it as it "
-                f"was, or in a training function make a new DataLoader for each epoch"
+                f"training has given {name} another value, which has no effect: hpstage read it when the data were "
+                f"opened, but a fork would open them with the new value. Change a tensor in place, keep the old "
+                f"value, or in a training function make a new DataLoader for each epoch"
             )
 
     def position(self) -> None:
@@ -118,9 +118,9 @@ class Batches:
         order = self._order
         if isinstance(order, Weighted) and order.is_outdated(ahead=self.processes is not None):
             raise StateError(
-                "training has changed the weights of a WeightedRandomSampler within an epoch, whose order was drawn "
-                "before, and a fork would draw it again: change them after the last batch of an epoch, and where "
-                "processes load ahead give the DataLoader num_workers=0"
+                "training has changed the weights of a WeightedRandomSampler within an epoch. The order of the epoch "
+                "was drawn before, but a fork would draw it again. Change the weights after the last batch of an "
+                "epoch; if processes load ahead, give the DataLoader num_workers=0"
             )
         if self.processes is not None:
             self.processes.check()
@@ -134,7 +134,7 @@ class Batches:
 def _may_start_processes() -> bool:
     if not multiprocessing.current_process().daemon:
         return True
-    logger.warning("Data are loaded in the training process: it is daemonic, so that it cannot start others.")
+    logger.warning("Data are loaded in the training process, which is daemonic and cannot start other processes.")
     return False
 
 
@@ -155,12 +155,12 @@ def batches_of(
     if isinstance(data, DataLoader):
         if type(data) is not DataLoader and not type(data).__module__.startswith("torchdata."):
             raise UsageError(
-                f"{who} returned a {type(data).__name__}, a subclass of DataLoader, which may make batches in a way of "
-                f"its own: return a plain DataLoader, or its data set"
+                f"{who} returned a {type(data).__name__}, a subclass of DataLoader, which may make batches "
+                f"differently: return a plain DataLoader, or its data set"
             )
         if collate is not None:
             raise UsageError(
-                f"{who} returned a DataLoader, and collate() is defined besides: give the DataLoader its collate_fn, "
+                f"{who} returned a DataLoader, but collate() is defined as well: give the DataLoader its collate_fn, "
                 f"and leave out collate()"
             )
     if is_stream(data):

@@ -79,7 +79,7 @@ class SkorchTrainable:
         for name in _FIT:
             owner = next(base for base in type(net).__mro__ if name in vars(base))
             if not owner.__module__.startswith("skorch."):
-                raise UsageError(f"{owner.__name__} has a {name}() of its own: hpstage steps that of skorch alone")
+                raise UsageError(f"{owner.__name__} overrides {name}(); hpstage can only step through skorch's own")
         self.net = clone(net).set_params(callbacks=_used(net.callbacks), verbose=0)
         self.X, self.y = X, y
         self.libraries = {"skorch": skorch.__version__}

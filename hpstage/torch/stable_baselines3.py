@@ -386,7 +386,7 @@ def _see_algorithm(algorithm: Any) -> None:
         raise UsageError(f"make has returned a {kind.__name__}, which is not an on-policy or off-policy algorithm")
     owner = next(base for base in kind.__mro__ if "learn" in vars(base))
     if not owner.__module__.startswith("stable_baselines3."):
-        raise UsageError(f"{owner.__name__} has a learn() of its own: hpstage steps that of Stable-Baselines3 alone")
+        raise UsageError(f"{owner.__name__} overrides learn(); hpstage can only step through Stable-Baselines3's own")
     if algorithm.device.type != "cpu":
         raise UsageError(f"make has returned a {kind.__name__} on {algorithm.device}: give it device='cpu'")
     if algorithm.env is None:

@@ -119,7 +119,7 @@ def _hyperparameter(name: object) -> str:
     if not isinstance(name, str) or name in RESERVED:
         raise UsageError(f"{name!r} is not a name of a hyperparameter")
     if name in ("seed", "batch_size"):
-        raise UsageError(f"a trial without {name!r} has a value of it already; let the space return another")
+        raise UsageError(f"a trial without {name!r} has a default for it already; let the space return another value")
     return name
 
 
@@ -148,8 +148,8 @@ def checked_metrics(metrics: object, source: str = "evaluate()") -> dict[str, fl
         )
     if len(metrics) > MOST_METRICS:
         raise MetricsError(
-            f"{source} returned {len(metrics):,} metrics, more than {MOST_METRICS:,}: log values that nothing decides "
-            f"by (run.log(), self.log()), or save them as part of the state"
+            f"{source} returned {len(metrics):,} metrics, more than {MOST_METRICS:,}: log values that decide nothing "
+            f"(run.log(), self.log()), or save them as part of the state"
         )
     checked: dict[str, float] = {}
     for name, value in metrics.items():

@@ -135,8 +135,8 @@ class FunctionTrainable(Adapter):
             self._world.leave()  # nothing is trained from this state: local variables do not matter
         elif entered is None or pause.places != entered.places:
             raise StateError(
-                f"{self._name} waits for the next step at another place than for the first one, where every fork "
-                f"begins: ask for the steps at one place, `for step in run.steps():`"
+                f"{self._name} waits for the next step at another place than for the first step, where every fork "
+                f"begins: loop over the steps at one place, `for step in run.steps():`"
             )
         own = list(run._own())
         stream = run._stream  # where the run begins, until it takes its first batch

@@ -73,7 +73,7 @@ class Run:
 
         def __setattr__(self, name: str, value: object) -> None:
             if "_names" in vars(self) and name not in self._names:
-                raise UsageError(f"run.{name} = ...: no state has what a run is given; keep it in a variable")
+                raise UsageError(f"run.{name} = ...: attributes of a run are in no state; keep it in a variable")
             super().__setattr__(name, value)
 
     def attach(self, /, *unnamed: object, **parts: Any) -> None:
@@ -229,8 +229,8 @@ class Steps(Iterator[int]):
     def __iter__(self) -> Iterator[int]:
         if self._begun:
             raise UsageError(
-                "the steps of run.steps() were looped over twice: forks begin where the first loop does; loop over "
-                "run.steps() once, and find out by the step what is to be done there"
+                "run.steps() was looped over twice, but forks begin at the start of the first loop; loop over "
+                "run.steps() once, and let the step decide what to do"
             )
         return self
 
@@ -239,8 +239,8 @@ class Steps(Iterator[int]):
         if not self._begun:
             if run._looping:
                 raise UsageError(
-                    "the steps of a run are looped over twice, or by run.steps() and run.batches() side by side: "
-                    "for batch in run.batches(...) is a loop over steps itself, and run.step is the step"
+                    "the steps of a run are looped over twice, or by run.steps() as well as run.batches(): "
+                    "for batch in run.batches(...) is itself a loop over steps, in which run.step is the step"
                 )
             if run._parts is None:
                 raise UsageError("call run.attach(...) with all that training changes before the loop over run.steps()")

@@ -113,7 +113,7 @@ def test_an_invalid_branch_is_refused(words: list[str], message: str, script: st
             ["train", "taped.py:Needing", "--set", "lr=1", "--steps", 4],
             "--set gives no hyperparameter 'wd'; it has 'lr'",
         ),
-        (["train", "taped.py:function", "--set", "lr=1", "--steps", 4], "or run.report() is given"),
+        (["train", "taped.py:function", "--set", "lr=1", "--steps", 4], "or that run.report() receives"),
         (["train", "taped.py:Shown", "store", "--steps", 4], "there are no hyperparameters; give at least one, "),
         (["train", "taped.py:Shown", "store", "--set", "lr=[]", "--steps", 4], "lr is an empty list; give at least"),
     ],

@@ -48,7 +48,7 @@ class Process:
         ([SILENT, ANSWERS] * 5, []),  # late
         ([SILENT, COMPUTES] * BEATS, []),  # code that holds Python's lock
         ([COMPUTES] * 5 * BEATS, []),  # a long step
-        ([SILENT] * 3, ["has not answered for 10 s; it will be ended once that is 60 s"]),
+        ([SILENT] * 3, ["has not answered for 10 s; it will be ended after 60 s"]),
         ([ANSWERS] * 3 * BEATS, ["has neither computed nor reported anything for 60 s"]),
         ([*[ANSWERS] * (BEATS - 1), REPORTS] * 3, []),
     ],

@@ -207,7 +207,9 @@ def test_constraints_are_computed_from_metrics() -> None:
 
 @pytest.mark.parametrize("wrong", [lambda metrics: {"score": metrics["scor"]}, lambda metrics: 3])
 def test_constraints_that_cannot_be_computed_are_named(wrong: Any) -> None:
-    with pytest.raises(UsageError, match=r"constraints\({'score': .*}\) raises .*; return a dict of a number for each"):
+    with pytest.raises(
+        UsageError, match=r"constraints\({'score': .*}\) raises .*; return a dict with one number for each"
+    ):
         search(create(), space, Tape(), n_trials=3, constraints=wrong)
 
 

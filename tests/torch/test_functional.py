@@ -325,7 +325,7 @@ def takes_too_little(run: Run) -> None:
         (attaches_without_a_name, r"run.attach\(\) takes objects by name: run.attach\(total=...\)"),
         (reports_without_a_name, r"run.report\(\) takes metrics by name.*run.report\(accuracy=0.9\)"),
         (loops_twice, "looped over twice"),
-        (zips, r"for batch in run.batches\(...\) is a loop over steps itself, and run.step is the step"),
+        (zips, r"for batch in run.batches\(...\) is itself a loop over steps, in which run.step is the step"),
         (takes_other_data, "10 samples before and 11 now"),
         (takes_too_little, "batch size is 0"),
     ],

@@ -484,7 +484,7 @@ def test_workers_that_read_different_contents_end_the_search(folder: Path) -> No
             return {}
 
     write(2.0)
-    with pytest.raises(StoreError, match=r"worker inline has read data/scale\.txt with other content"):
+    with pytest.raises(StoreError, match=r"worker inline has read data/scale\.txt, with content that differs"):
         search(trainable, n_trials=2, executor=Blind())
 
 

@@ -149,7 +149,7 @@ def test_a_loader_together_with_a_method_collate_is_refused() -> None:
 
     trainable: Any = as_trainable(Twice())
     trainable.setup(hp_of(4))
-    with pytest.raises(UsageError, match=r"collate\(\) is defined besides"):
+    with pytest.raises(UsageError, match=r"collate\(\) is defined as well"):
         trainable.train(0, hp_of(4))
 
 

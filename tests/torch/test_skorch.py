@@ -205,7 +205,7 @@ class OwnLoop(NeuralNetClassifier):  # type: ignore[misc]
         (lambda: Net(), "net is a Net; it must be a net of skorch"),
         (lambda: classifier().initialize(), "net is initialized already"),
         (lambda: classifier(compile=True), "compile=True"),
-        (lambda: OwnLoop(Net), r"OwnLoop has a fit_loop\(\) of its own"),
+        (lambda: OwnLoop(Net), r"OwnLoop overrides fit_loop\(\)"),
         (lambda: classifier(EarlyStopping(load_best=True)), "EarlyStopping has load_best=True"),
         (lambda: classifier(LoadInitState(Checkpoint())), "LoadInitState loads what another training saved"),
     ],

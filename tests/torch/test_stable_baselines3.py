@@ -399,7 +399,7 @@ class OwnLearn(PPO):
             {},
             "NotInThisProcess keeps its state where nothing can look into it: give",
         ),
-        (lambda hp: OwnLearn("MlpPolicy", Walk()), {}, r"OwnLearn has a learn\(\) of its own"),
+        (lambda hp: OwnLearn("MlpPolicy", Walk()), {}, r"OwnLearn overrides learn\(\)"),
         (lambda hp: ppo(gymnasium.wrappers.RecordEpisodeStatistics(Walk())), {}, "RecordEpisodeStatistics .* clock"),
         (lambda hp: dqn(exploration_initial_eps=1.0), {}, "exploration_rate follows .* or state total_timesteps"),
         (lambda hp: ppo(Walk(), clip_range=lambda left: left), {}, "clip_range follows .* or state total_timesteps"),

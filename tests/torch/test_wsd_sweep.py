@@ -155,7 +155,7 @@ def test_weights_other_than_the_evaluated_ones_cause_a_warning(
     result = search(sweep(horizons=[8, 10]), tmp_path, Evaluated())
     caplog.clear()
     result.soup([0, 2])
-    assert "is it evaluated by other weights than 'model'?" in caplog.text
+    assert "If evaluation uses other weights than 'model'" in caplog.text
     caplog.clear()
     assert result.soup([0, 2], part="self.average").metrics != result.trial(0).metrics[8]
     assert not caplog.records

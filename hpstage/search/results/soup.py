@@ -94,8 +94,8 @@ def soup_of(trials: Sequence[tuple[TrainedTrial, Step]], trainable: object, *, p
     )
     if loaded.metrics == first.metrics.get(step):
         logger.warning(
-            "The soup evaluates exactly as %s, its first member: is it evaluated by other weights than %r? Name them "
-            "with part=, such as 'self.ema'.",
+            "The soup has exactly the metrics of its first member, %s. If evaluation uses other weights than %r, "
+            "name them with part=, such as 'self.ema'.",
             names[0],
             part,
         )

@@ -263,7 +263,7 @@ class TrainedTrial:
     def _lineage(self) -> Lineage:
         if self.lineage is None:
             raise UsageError(
-                f"trial {self.id} was opened for reading; take it of hpstage.open(store), or of the result of a search"
+                f"trial {self.id} was opened for reading; get it from hpstage.open(store), or from a search's result"
             )
         return self.lineage
 

@@ -248,7 +248,7 @@ class CompiledBackend(StepBackend):
         if self.compiled == _MOST:
             raise UsageError(
                 f"{type(self.subject).__name__}: a step was compiled {_MOST} times, since shapes or numbers that "
-                f"loss() reads are others again and again; give numerics = 'eager'"
+                f"loss() reads keep changing; give numerics = 'eager'"
             )
         keep_numbers(graph.graph, self._values.values())
         recorded = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))  # to lower a graph may change it

@@ -109,9 +109,9 @@ class StackedLoop(Slot):
                 return super()._given_data()
             if not stackable:
                 raise UsageError(
-                    f"{type(self._user).__name__} reads a stream, or data that processes load, of which each of "
-                    f"several models trained at a time would need its own: give max_stacked = 1, or data that are "
-                    f"loaded here (num_workers = 0)"
+                    f"{type(self._user).__name__} reads a stream, or data loaded by other processes; several models "
+                    f"trained at a time cannot share these: give max_stacked = 1, or load data in the training "
+                    f"process (num_workers = 0)"
                 )
             self.data.take_over(first.data)
         return super()._given_data()

@@ -185,9 +185,9 @@ class ElasticLoop(TorchLoop):
             self.train(1, hp)
         except (ValueError, RuntimeError) as error:
             raise UsageError(
-                f"{type(self._user).__name__}: the last batch of an epoch has {rest} samples, and the "
-                f"{rest // self.virtual_nodes} of each of {self.virtual_nodes} virtual nodes cannot be trained "
-                f"({error}): leave it out, by a DataLoader with drop_last=True"
+                f"{type(self._user).__name__}: the last batch of an epoch has {rest} samples, and "
+                f"{self.virtual_nodes} virtual nodes cannot be trained on {rest // self.virtual_nodes} each ({error}): "
+                f"leave the batch out, by a DataLoader with drop_last=True"
             ) from error
 
     def close(self) -> None:

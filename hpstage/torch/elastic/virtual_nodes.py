@@ -42,8 +42,8 @@ class _Slot:
         now = self.module._buffers.get(self.key)
         if now is None or (now.shape, now.dtype) != (self.start.shape, self.start.dtype):
             raise UsageError(
-                f"the buffer {self.name} is not a tensor of shape {tuple(self.start.shape)} and {self.start.dtype} any "
-                f"more, and virtual nodes cannot be averaged: let training keep the form of buffers"
+                f"the buffer {self.name} is no longer a tensor of shape {tuple(self.start.shape)} and "
+                f"{self.start.dtype}, so that virtual nodes cannot be averaged: keep the shape and dtype of buffers"
             )
         return now.detach().clone()
 
@@ -96,8 +96,8 @@ class VirtualNodes(StepBackend):
             if share.unequal:
                 raise UsageError(
                     f"the buffer {slots[min(share.unequal)].name} holds whole numbers, which virtual nodes have "
-                    f"changed in different ways, and such cannot be averaged: let it depend on no sample, or hold "
-                    f"floats"
+                    f"changed in different ways. Whole numbers cannot be averaged: make the buffer independent of "
+                    f"samples, or let it hold floats"
                 )
         except BaseException:
             with torch.no_grad():

@@ -152,7 +152,7 @@ class Session:
     def end(self) -> None:
         """Pause where training is over. There is no step after it."""
         if not self._begun:
-            raise UsageError("lightning.Trainer has trained no batch: the data or its arguments give none")
+            raise UsageError("lightning.Trainer has trained no batch; check the data and the Trainer's arguments")
         self.ended = True
         self._pause()
         raise self._over()

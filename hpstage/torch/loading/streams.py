@@ -158,7 +158,7 @@ class StreamBatches:
     def go_to(self, position: dict[str, Any] | None) -> None:
         """Continue from a position; ``None``: from the beginning."""
         if position is not None and (type(position) is not dict or position.keys() != {"passes", "within"}):
-            raise StateError("the state has no position in the stream of samples where it is to have one")
+            raise StateError("the state holds no valid position in the stream of samples")
         within = None if position is None else position["within"]
         self._pass = 0 if position is None else position["passes"]
         self._samples = None

@@ -48,8 +48,8 @@ def see_collator(collator: Any) -> None:
     seed = getattr(collator, "seed", None)
     if seed is not None and hasattr(collator, "create_rng"):
         raise UsageError(
-            f"{type(collator).__name__}(seed={seed!r}) seeds a generator in each process that it meets, so that what a "
-            f"trial draws would depend on where it is trained. Leave `seed` out: it draws by the trial's own seed then"
+            f"{type(collator).__name__}(seed={seed!r}) seeds a generator in each process that uses it, so that a "
+            f"trial's random numbers would depend on where it is trained. Leave `seed` out to use the trial's own seed"
         )
 
 

@@ -158,7 +158,7 @@ class Rebuilt:
             if number not in self._storages:
                 before, content = self._written[number]
                 if not 0 <= before < _ALIGNED:
-                    raise StateError("the state holds memory that does not begin where any does")
+                    raise StateError("the state holds memory with an invalid alignment")
                 memory = numpy().empty(before + content.size, "u1")
                 memory[before:] = content
                 self._storages[number] = (

@@ -191,7 +191,7 @@ class Encoder:
         kind = type(value)
         if kind is int and value > SMALLEST_ADDRESS and (named := self._now.at_address(value)) is not None:
             raise StateError(
-                f"{path} holds the id() of {named}, which is another number in the process that continues. Keep the "
+                f"{path} holds the id() of {named}, which differs in the process that continues. Keep the "
                 f"object itself, or its name, in its place; {excluding(path)}"
             )
         if kind in _ITSELF:

@@ -289,7 +289,7 @@ class _Walk:
         if type(obj) is not known.of:
             raise StateError(
                 f"{known.path} was a {known.of.__qualname__} and has become a {type(obj).__qualname__} in "
-                f"training, which no state can hold: make it what it is to be in model() or __init__()"
+                f"training, which no state can hold: create it with its final class in model() or __init__()"
             )
         content = known.kind.again(obj, known.skip, known.content)
         if content is known.content and not known.has_other_dict():

@@ -353,7 +353,7 @@ class World:
                 if not guard.put_back(record):
                     raise StateError(
                         f"{what} has changed {record.path}, so that training would depend on when it is called: "
-                        f"restore there what was before, or work on a copy; {excluding(record.path)}"
+                        f"restore the old value there, or work on a copy; {excluding(record.path)}"
                     )
 
     @contextmanager

@@ -256,7 +256,7 @@ REFUSED: dict[str, tuple[Callable[[], Nodes], str]] = {
     "a short batch": (Short, "the last batch of an epoch has 6 samples, .* drop_last=True"),
     "a short batch for BatchNorm": (
         ShortNormed,
-        r"the last batch of an epoch has 4 samples, and the 1 of each of 4 virtual nodes cannot be trained "
+        r"the last batch of an epoch has 4 samples, and 4 virtual nodes cannot be trained on 1 each "
         r"\(Expected more than 1 value per channel when training.*drop_last=True",
     ),
     "a parameter": (Clamping, r"Clamping.loss\(\) changes model.0.weight, which each of 4"),

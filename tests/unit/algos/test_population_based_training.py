@@ -305,8 +305,8 @@ def test_it_solves_the_papers_toy_that_no_member_solves_and_the_winner_is_one_or
             "resample_probability is 1.1; give a number that is at most 1",
         ),
         (PopulationBasedTraining(1, resample_probability=None), setting(), "resample_probability is None"),
-        (PopulationBasedTraining(1), setting(None), "n_trials is None; .* give 2 or more"),
-        (PopulationBasedTraining(1), setting(1), "n_trials is 1; .* give 2 or more"),
+        (PopulationBasedTraining(1), setting(None), "n_trials is None; .* needs 2 or more"),
+        (PopulationBasedTraining(1), setting(1), "n_trials is 1; .* needs 2 or more"),
     ],
     ids=repr,
 )

@@ -91,10 +91,10 @@ def test_slow_workers_are_taken_into_account() -> None:
         ({"deadline": float("nan")}, "deadline is nan"),
         ({"gpu_price": -1.0}, "gpu_price is -1.0"),
         ({"start_seconds": -1.0}, "start_seconds is -1.0"),
-        ({"deadline": 1.0, "step_seconds": None}, "deadline means nothing without step_seconds"),
+        ({"deadline": 1.0, "step_seconds": None}, "deadline needs step_seconds"),
         (
             {"disruptions": Disruptions(slow=0.1), "step_seconds": None},
-            "disruptions means nothing without step_seconds",
+            "disruptions needs step_seconds",
         ),
     ],
 )

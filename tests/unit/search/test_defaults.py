@@ -186,8 +186,8 @@ def test_another_default_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
         ({"decay": [0.0]}, r"\[0.0\] \(list\) cannot be a hyperparameter's value"),
         ({"decay": float("nan")}, "nan cannot be a hyperparameter's value; it must be finite"),
         ({3: 0.0}, "3 is not a name of a hyperparameter"),
-        ({"seed": 3}, "a trial without 'seed' has a value of it already; let the space return another"),
-        ({"batch_size": 3}, "a trial without 'batch_size' has a value"),
+        ({"seed": 3}, "a trial without 'seed' has a default for it already; let the space return another value"),
+        ({"batch_size": 3}, "a trial without 'batch_size' has a default"),
         ({"steps": 8}, "'steps' is not a name of a hyperparameter"),
     ],
 )

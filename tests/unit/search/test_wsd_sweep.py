@@ -240,7 +240,7 @@ def test_a_rehearsal_of_a_sweep_is_exact() -> None:
         ({"hp": {"lr": 3}}, "hp has 'lr', which the sweep sets itself"),
         ({"hp": {"peak": 3}}, "hp has 'peak', which"),
         ({"hp": {"wd": s.onecycle(1, 50)}}, "'wd' ends at step 50, before the longest horizon, 160"),
-        ({"decay_hp": {"mixture": 3}}, "decay_hp has 'mixture', which hp has not"),
+        ({"decay_hp": {"mixture": 3}}, "decay_hp has 'mixture', but hp does not"),
         ({"hp": {"a": 1, "decay_a": [1, 2]}, "decay_hp": {"a": 2}}, "hp has 'decay_a', which is the parameter"),
         ({"keep_every": 0}, "keep_every is 0"),
         ({"peak": "high"}, "peak is 'high'"),

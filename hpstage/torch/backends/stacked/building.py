@@ -113,7 +113,7 @@ class Builder:
         made = program(step.rest, planned)
         if width == 1 or self._agrees(step, made, example):
             return made
-        raise NotStackable(f"a step of {width} members has other bits than {width} steps of one")
+        raise NotStackable(f"the bits of a step of {width} members differ from those of {width} separate steps")
 
     def _agrees(self, step: Divided, made: Program, example: Sequence[Tensor]) -> bool:
         """Return whether a program gives each of some other members the result that the member has without the

@@ -97,8 +97,8 @@ class Trace:
         for constant, version in zip(self.constants, self.versions, strict=True):
             if constant._version != version:
                 raise NotStackable(
-                    f"a tensor of shape {tuple(constant.shape)} that steps read, and that is not the "
-                    "model's, has been changed between steps"
+                    f"a tensor of shape {tuple(constant.shape)}, which steps read and which does not belong to the "
+                    "model, has been changed between steps"
                 )
 
     def fits(self, hp: Mapping[str, Scalar]) -> bool:
@@ -271,7 +271,7 @@ def compared(made: Trace, one: OneStep) -> bool:
         for index, (a, b) in enumerate(zip(found[:decisive], expected, strict=False))
     ):
         raise NotStackable(
-            f"{one.who} behaves differently with other values: Python decides in it by what a recording cannot see"
+            f"{one.who} behaves differently for other values: its Python code depends on values not recorded"
         )
     return moved
 
