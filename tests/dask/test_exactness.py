@@ -157,7 +157,6 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 60))])
 @pytest.mark.parametrize("halving", [False, True])
 def test_in_this_process_every_trial_equals_itself_without_sharing(seed, halving, tmp_path):
@@ -188,6 +187,7 @@ def test_without_sharing_the_values_are_the_same(tmp_path):
     check(apart, [alone(Net(), schedules) for schedules in trials])
 
 
+@pytest.mark.ci
 def test_under_halving_on_dask_trials_equal_those_without_sharing_and_on_one_worker(
     client_of_nannies: Client, tmp_path
 ):

@@ -33,7 +33,7 @@ from tests.torch.test_pickles import space as of_estimators
 from tests.torch.test_references_to_itself import Table
 from tests.torch.trainables import CASES, Small, network, samples, sgd
 
-pytestmark = pytest.mark.sampled(16)
+pytestmark = pytest.mark.ci
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,16 +74,9 @@ EQUAL = {
 }
 EQUAL |= {"the position of a reader", "hash() of a string"}
 EQUAL |= {"a generator without a seed", "seeding by the clock", "a thread during training", "seeding with a constant"}
-# Each tried in processes of its own, as the variables of its environment differ.
-SLOWLY = {"counters of an optimizer", "torch.set_num_threads()"}
 
 
-def marks_of(name: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.slow] if name in EQUAL else [pytest.mark.ci] if name in SLOWLY else []
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("name", [pytest.param(n, marks=marks_of(n)) for n in NAMED])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in EQUAL else []) for n in NAMED])
 def test_a_fault_is_named(check: Callable[..., hpstage.CheckReport], name: str) -> None:
     make, match = NAMED[name]
     report = check(make())
@@ -92,7 +85,6 @@ def test_a_fault_is_named(check: Callable[..., hpstage.CheckReport], name: str) 
     assert re.search(match, one_line(report.differences[0])), str(report)
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     "name",
     [
@@ -114,7 +106,6 @@ OPTIMIZERS: dict[str, Callable[[Any, Any], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.one_in(4)
 def test_optimizers_raise_no_alarm(check: Callable[..., hpstage.CheckReport], name: str) -> None:
@@ -155,7 +146,6 @@ def test_measuring_that_draws_numbers_raises_no_alarm(check: Callable[..., hpsta
     assert report.ok, str(report)
 
 
-@pytest.mark.ci
 def test_a_metric_that_is_named_noisy_is_not_compared(check: Callable[..., hpstage.CheckReport]) -> None:
     assert check(Costly(), steps=3).ok
     report = check(Silent(), steps=3)
@@ -195,7 +185,6 @@ def test_a_local_variable_that_changes_is_refused_with_the_first_state(
     assert re.search("local variable batches.* (Or attach `batches`|has moved on)", one_line(finding))
 
 
-@pytest.mark.ci
 def test_steps_continue_past_the_first_joint_of_the_schedules_where_it_is_near(children: Children) -> None:
     def late(trial: optuna.Trial) -> dict[str, Any]:
         return {"lr": s.multistep(0.1, [trial.suggest_categorical("drop", [9, 500])], gamma=0.1), "batch_size": 8}
@@ -207,7 +196,6 @@ def test_steps_continue_past_the_first_joint_of_the_schedules_where_it_is_near(c
     assert hpstage.check(Own(), ending, n_forks=9, children=children).forks == (1, 2)
 
 
-@pytest.mark.ci
 def test_code_that_fails_is_reported_with_its_traceback(check: Callable[..., hpstage.CheckReport]) -> None:
     class Failing(Small):
         def evaluate(self, model: torch.nn.Module) -> dict[str, float]:
@@ -279,7 +267,6 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("trainable", "script"),
     [("LinearDigits", "example_sklearn"), ("train", "example_function"), ("Digits", "demo_digits")],
@@ -319,7 +306,6 @@ def space(trial): return {"rate": trial.suggest_float("rate", 0.1, 0.2)}
 """
 
 
-@pytest.mark.ci
 def test_the_command_exits_with_0_for_what_is_exact_and_with_1_for_what_is_not_and_writes_all_of_it(
     tmp_path: Path,
 ) -> None:

@@ -88,6 +88,7 @@ def test_siblings_that_fail_next_to_an_eager_model_are_not_considered(
     assert "'stacked' is not considered: OutOfMemoryError: three models are too many" in caplog.text
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("numerics", ["stacked", "auto"])
 def test_measuring_leaves_no_trace_in_training(numerics: str) -> None:
     def trained(measure: bool) -> str:
