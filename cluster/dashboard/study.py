@@ -116,7 +116,7 @@ class StudyView:
 
     @property
     def maximize(self) -> bool:
-        return self.started.directions[:1] == ("maximize",)
+        return self.started.maximize
 
     def restart(self, started: SearchStarted) -> None:
         """Start a further call, keeping the existing state."""

@@ -39,6 +39,7 @@ from hpstage.plan.messages import host_of
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.uncollected import uncollected
+from hpstage.plan.winners import best_first
 from hpstage.store import Journal
 from hpstage.store.opening import address_of, open_journal
 
@@ -208,7 +209,7 @@ class Book:
 
     @property
     def maximize(self) -> bool:
-        return self.started is not None and self.started.directions[:1] == ("maximize",)
+        return self.started is not None and self.started.maximize
 
     @cached_property
     def studies(self) -> list[str]:
@@ -224,14 +225,8 @@ class Book:
     @cached_property
     def values(self) -> dict[TrialId, tuple[float, ...]]:
         """The objective values of the completed trials, without trials that reported a NaN."""
-        found: dict[TrialId, tuple[float, ...]] = {}
-        for id in self.trials:
-            ended = self.account.plan.ended.get(id)
-            if ended is not None and ended.state == "COMPLETE" and ended.values:
-                values = tuple(map(float, ended.values))
-                if not any(map(math.isnan, values)):
-                    found[id] = values
-        return found
+        ended = self.account.plan.ended
+        return {id: values for id in self.trials if id in ended and (values := ended[id].objectives) is not None}
 
     @cached_property
     def feasible(self) -> dict[TrialId, tuple[float, ...]]:
@@ -248,20 +243,24 @@ class Book:
         return None if value is None or not math.isfinite(value) else value
 
     @cached_property
-    def best(self) -> TrialId | None:
-        """The completed, feasible trial with the best value, the earliest of equals. ``None`` if there is none, if
-        several studies or several objectives would have to be compared, or if the journal does not record the
-        direction."""
+    def best_first(self) -> list[TrialId]:
+        """The completed trials, the feasible ones first (:func:`hpstage.plan.winners.best_first`). Empty if several
+        studies or several objectives would have to be compared, or if the journal does not record the direction."""
         started = self.started
         if started is None or len(started.metric) != 1 or len(started.directions) != 1 or len(self.studies) != 1:
-            return None
-        sign = -1.0 if self.maximize else 1.0
-        return min(self.feasible, key=lambda id: sign * self.values[id][0], default=None)
+            return []
+        return sorted(best_first(self.values, started), key=lambda id: id not in self.feasible)
+
+    @property
+    def best(self) -> TrialId | None:
+        """The completed, feasible trial with the best value, the lowest number of equals. ``None`` if there is none, or
+        none is comparable (see :attr:`best_first`)."""
+        return next((id for id in self.best_first[:1] if id in self.feasible), None)
 
     @cached_property
     def front(self) -> list[TrialId]:
         """The completed, feasible trials on the Pareto front; empty where the directions are unknown or several studies
-        would have to be compared (see :attr:`best`)."""
+        would have to be compared (see :attr:`best_first`)."""
         started = self.started
         if started is None or len(started.directions) != len(started.metric) or len(self.studies) != 1:
             return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 
 import msgspec
@@ -10,6 +9,7 @@ import msgspec
 from hpstage.plan.facts import TrialId
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
+from hpstage.plan.winners import best_state
 
 
 class RunRow(msgspec.Struct, frozen=True):
@@ -55,14 +55,5 @@ def run_rows(plan: SearchPlan) -> list[RunRow]:
 
 def _best(plan: SearchPlan, planned: PlannedTrial) -> tuple[str, float, int] | None:
     record = plan.searches.get(plan.study_of(planned.id))
-    if record is None:
-        return None
-    name, sign = record.started.metric[0], -1.0 if record.started.directions[:1] == ("maximize",) else 1.0
-    found = [
-        (sign * value, state.step)
-        for state in planned.states()
-        if state.step <= planned.requested and state.metrics is not None
-        if not math.isnan(value := state.metrics.get(name, math.nan))
-    ]
-    value, step = min(found, default=(math.nan, 0))
-    return (name, sign * value, step) if found else None
+    found = None if record is None else best_state(planned, record.started)
+    return None if record is None or found is None else (record.started.metric[0], *found)

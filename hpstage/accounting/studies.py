@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import msgspec
 
-from hpstage.accounting.account import Account
 from hpstage.accounting.book import Book
 from hpstage.plan.facts import TrialId, to_metric
 from hpstage.plan.searches import SearchRecord
@@ -77,7 +75,7 @@ def _study(book: Book, study: str, ids: list[TrialId], *, held: bool) -> StudyRo
         algorithm="" if record is None else record.started.algorithm,
         n_trials=None if record is None else record.started.n_trials,
         trials=dict(sorted(states.items())),
-        best=[] if record is None else _best(account, record, ids),
+        best=[] if record is None else _best(book.feasible, record, ids),
         steps_asked=sums.steps_asked,
         steps_unique=sums.steps_unique,
         merge_rate=sums.merge_rate,
@@ -88,17 +86,11 @@ def _study(book: Book, study: str, ids: list[TrialId], *, held: bool) -> StudyRo
     )
 
 
-def _best(account: Account, record: SearchRecord, ids: list[TrialId]) -> list[Best]:
-    """Return the best of the completed, feasible trials, by each metric of the study's last search."""
-    reported = [
-        (tuple(map(float, ended.values)), id)
-        for id in ids
-        if (ended := account.plan.ended.get(id)) is not None and ended.state == "COMPLETE"
-        if ended.values is not None and ended.feasible
-    ]
+def _best(feasible: Mapping[TrialId, tuple[float, ...]], record: SearchRecord, ids: list[TrialId]) -> list[Best]:
+    """Return the best of the study's feasible trials, by each metric of its last search."""
     found: list[Best] = []
     for i, metric in enumerate(record.started.metric):
-        values = [(own[i], id) for own, id in reported if i < len(own) and not math.isnan(own[i])]
+        values = [(feasible[id][i], id) for id in ids if i < len(feasible.get(id, ()))]
         if not values:
             continue
         lowest, highest = min(values, key=lambda pair: pair[0]), max(values, key=lambda pair: pair[0])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan
 
-from hpstage.plan.facts import SearchStarted, TrialEnded, TrialId
-from hpstage.plan.nodes import State
+from hpstage.plan.facts import SearchStarted, TrialEnded, TrialId, number_of
+from hpstage.plan.nodes import PlannedTrial, State
 
 Costs = tuple[float, ...]
 """Values of objectives, negated where they are maximized."""
@@ -51,12 +51,11 @@ class Winners:
         O(winners of the study).
         """
         own = self._of.get(ended.study)
-        if own is None or state is None or ended.state != "COMPLETE":
+        if own is None or state is None or ended.objectives is None or not ended.feasible:
             return
-        costs = _costs(own.search, [float(value) for value in ended.values or ()])
-        if costs is None or not ended.feasible or any(_dominates(other, costs) for other, _, _ in own.completed):
-            return
-        own.completed = _with(own.completed, (costs, _number(ended.trial), state))
+        costs = _costs(own.search, ended.objectives)
+        if costs is not None and not any(_dominates(other, costs) for other, _, _ in own.completed):
+            own.completed = _with(own.completed, (costs, number_of(ended.trial), state))
 
     def to_come(self, trained: Iterable[tuple[str, TrialId, State]]) -> Iterator[State]:
         """Yield the states that may be winners once the ends of these trials are recorded, which are trained to the
@@ -72,7 +71,7 @@ class Winners:
             costs = _costs(own.search, [state.metrics[name] for name in own.search.metric])
             best = completed.setdefault(study, own.completed)
             if costs is not None and not any(_dominates(other, costs) for other, _, _ in best):
-                completed[study] = _with(best, (costs, _number(trial), state))
+                completed[study] = _with(best, (costs, number_of(trial), state))
         for best in completed.values():
             for _, _, state in best:
                 yield state
@@ -85,11 +84,31 @@ class Winners:
                 yield state
 
 
+def best_first(values: Mapping[TrialId, tuple[float, ...]], search: SearchStarted) -> list[TrialId]:
+    """Return trials by their first objective, given their values: the best first, of equals the lowest number."""
+    sign = -1.0 if search.maximize else 1.0
+    return sorted(values, key=lambda id: (sign * values[id][0], number_of(id)))
+
+
+def best_state(trial: PlannedTrial, search: SearchStarted) -> tuple[float, int] | None:
+    """Return the best value of the first objective on a trial's path up to the steps requested, and the step at which
+    it was measured: the first of equals. ``None`` if there is none."""
+    sign = -1.0 if search.maximize else 1.0
+    found = [
+        (sign * value, state.step)
+        for state in trial.states()
+        if state.step <= trial.requested and state.metrics is not None
+        if not isnan(value := state.metrics.get(search.metric[0], float("nan")))
+    ]
+    value, step = min(found, default=(0.0, 0))
+    return (sign * value, step) if found else None
+
+
 def _objectives(search: SearchStarted) -> object:
     return search.metric, search.directions
 
 
-def _costs(search: SearchStarted, values: list[float]) -> Costs | None:
+def _costs(search: SearchStarted, values: Sequence[float]) -> Costs | None:
     """Return values to be minimized; ``None`` if they cannot be compared."""
     if len(values) != len(search.directions) or any(map(isnan, values)):
         return None
@@ -104,10 +123,6 @@ def _with(completed: list[_Completed], new: _Completed) -> list[_Completed]:
     if len(new[0]) == 1 and len(best) > 2:  # of equals, Optuna's storages name the first or the lowest
         return [best[0], min(best[1:], key=lambda found: found[1])]
     return best
-
-
-def _number(trial: TrialId) -> int:
-    return int(trial.rpartition("/")[2])
 
 
 def _dominates(one: Costs, other: Costs) -> bool:

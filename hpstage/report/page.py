@@ -102,9 +102,8 @@ def objectives_of(started: SearchStarted) -> str:
 
 def best_first(book: Book) -> list[list[TrialId]]:
     """Return the completed trials, the best feasible one first; those that are one training are together."""
-    sign = -1.0 if book.maximize else 1.0
     found: dict[tuple[NodeId, int], list[TrialId]] = {}
-    for id in sorted(book.values, key=lambda id: (id not in book.feasible, sign * book.values[id][0])):
+    for id in book.best_first:
         last = book.trials[id].requested
         found.setdefault((book.trials[id].node_at(last).id, last), []).append(id)
     return list(found.values())

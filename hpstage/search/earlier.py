@@ -10,7 +10,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpstage.errors import UsageError
 from hpstage.optuna.ledger import Ledger
-from hpstage.plan.facts import SearchStarted, TrialAdded, TrialId, TrialProposed
+from hpstage.plan.facts import SearchStarted, TrialAdded, TrialId, TrialProposed, number_of
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.searches import SearchRecord
 from hpstage.schedule import Plateau, Schedule
@@ -62,7 +62,7 @@ def lengthened(
         plateaus = dict(planned.plateaus)
         if length < steps:
             try:
-                first = int(str(origins[planned.id]).rpartition("/")[2])
+                first = number_of(origins[planned.id])
                 described = describe(space, ledger.stand_in(frozen, first), steps, catch=catch)
                 described = observed.by(described, f"trial {frozen.number}")
             except UsageError:

@@ -15,7 +15,7 @@ from hpstage.driver.driver import Driver
 from hpstage.errors import UsageError
 from hpstage.optuna.identity import set_identity
 from hpstage.optuna.quiet import quiet_optuna
-from hpstage.plan.facts import ForkedFrom, SearchEnded, TrialId
+from hpstage.plan.facts import ForkedFrom, SearchEnded, TrialId, number_of
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.searches import SearchRecord
@@ -75,7 +75,7 @@ class Given:
         if record is not None and not record.ended:
             driver.log.write([SearchEnded(name, time.time())])
         there = {id: planned for id, planned in plan.trials.items() if plan.study_of(id) == name}
-        used = max((_number(id) for id in there), default=-1) + 1
+        used = max((number_of(id) for id in there), default=-1) + 1
         queued: dict[int, int] = {}  # indices of configurations, by the numbers of their trials
         warnings: dict[str, None] = {}
         self.trials = []
@@ -91,7 +91,7 @@ class Given:
                 if (branch := one.branch_of) is not None:
                     warnings[missing(plan.trials[branch.donor], branch.step)] = None
             if id not in plan.ended:
-                queued[_number(id)] = index
+                queued[number_of(id)] = index
             self.trials.append(id)
         for text in filter(None, warnings):
             logger.warning("%s", text)
@@ -148,10 +148,6 @@ def _is(planned: PlannedTrial, described: Described, plan: SearchPlan) -> bool:
 
 def _are_one(one: Configuration, other: Configuration) -> bool:
     return one.steps == other.steps and one.schedules == other.schedules
-
-
-def _number(id: TrialId) -> int:
-    return int(id.rpartition("/")[2])
 
 
 def _shown(value: Schedule | Plateau) -> Scalar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan
 from typing import Literal
 
 import msgspec
@@ -34,6 +35,11 @@ class SearchStarted(Record, frozen=True, tag=True):
     workers: int = 1
     continues: bool = False
     given: int | None = None
+
+    @property
+    def maximize(self) -> bool:
+        """Whether the first objective is maximized."""
+        return self.directions[:1] == ("maximize",)
 
     def differs(self, other: SearchStarted) -> list[str]:
         """Return the arguments in which another call of the study differs."""
@@ -98,6 +104,14 @@ class TrialEnded(Record, frozen=True, tag=True, omit_defaults=True):
     step: int
     at: float
     feasible: bool = True
+
+    @property
+    def objectives(self) -> tuple[float, ...] | None:
+        """The values of a completed trial; ``None`` if it has none, or one is NaN."""
+        if self.state != "COMPLETE" or not self.values:
+            return None
+        values = tuple(map(float, self.values))
+        return None if any(map(isnan, values)) else values
 
 
 class SearchEnded(Record, frozen=True, tag=True):

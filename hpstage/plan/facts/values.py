@@ -24,6 +24,11 @@ Metrics = dict[str, Metric]
 """Serialized metrics. JSON has no NaN or infinities, so these are strings (``"nan"``, ``"inf"``, ``"-inf"``)."""
 
 
+def number_of(trial: TrialId) -> int:
+    """Return the number of a trial in its study."""
+    return int(trial.rpartition("/")[2])
+
+
 def to_metrics(numbers: Mapping[str, float]) -> Metrics:
     return {name: to_metric(value) for name, value in numbers.items()}
 

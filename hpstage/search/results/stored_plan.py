@@ -12,6 +12,7 @@ from hpstage.errors import UsageError
 from hpstage.errors.arguments import PLACE, checked, optional
 from hpstage.plan.facts import TrialId
 from hpstage.plan.plan import SearchPlan
+from hpstage.plan.winners import best_first
 from hpstage.search.results.lineage import Lineage
 from hpstage.search.results.trial import TrainedTrial, trial_of
 
@@ -63,14 +64,13 @@ class StoredPlan:
         if record is None or len(record.started.metric) != 1:
             raise UsageError(f"study {name!r} does not have one objective, and so no best trial; name the trial")
         values = {
-            id: float(ended.values[0])
+            id: values
             for id, ended in self.plan.ended.items()
-            if self.plan.study_of(id) == name and ended.state == "COMPLETE" and ended.values and ended.feasible
+            if self.plan.study_of(id) == name and ended.feasible and (values := ended.objectives) is not None
         }
         if not values:
             raise UsageError(f"study {name!r} has no completed trial yet; name a trial")
-        best = max if record.started.directions[:1] == ("maximize",) else min
-        return self.trial(best(sorted(values, key=_number), key=values.__getitem__))  # the lowest number of equals
+        return self.trial(best_first(values, record.started)[0])
 
     def _study(self, study: str | None) -> str:
         known = self.studies
@@ -83,10 +83,6 @@ class StoredPlan:
             )
             raise UsageError(f"{problem}; there are: {there}")
         return study
-
-
-def _number(id: TrialId) -> int:
-    return int(id.rpartition("/")[2])
 
 
 @checked(store=PLACE, checkpoints=optional(PLACE))

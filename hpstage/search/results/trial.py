@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from math import isnan
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
@@ -15,9 +14,10 @@ from hpstage.checkpoints import CheckpointStore
 from hpstage.errors import CheckpointCorrupt, CheckpointMissing, UsageError
 from hpstage.errors.arguments import shown, whole
 from hpstage.errors.text import count_of
-from hpstage.plan.facts import TrialId
+from hpstage.plan.facts import SearchStarted, TrialId
 from hpstage.plan.nodes import PlannedTrial, State
 from hpstage.plan.plan import SearchPlan
+from hpstage.plan.winners import best_state
 from hpstage.report.trial_log import TrialLog, log_of
 from hpstage.schedule import Scalar, Schedule
 from hpstage.search.results.branching import branches, check_names, together, until
@@ -303,11 +303,11 @@ class TrainedTrial:
             if not metrics:
                 raise UsageError(f"trial {self.id} has not been evaluated yet; give a step that is kept: {self.kept}")
             return max(metrics)
-        metric, maximize = self._objective()
-        values = {at: found[metric] for at, found in metrics.items() if metric in found and not isnan(found[metric])}
-        if not values:
-            raise UsageError(f"trial {self.id} has no value of {metric!r} yet")
-        return (max if maximize else min)(values, key=values.__getitem__)  # the earliest of equals
+        search = self._search()
+        found = best_state(self.planned, search)
+        if found is None:
+            raise UsageError(f"trial {self.id} has no value of {search.metric[0]!r} yet")
+        return found[1]
 
     def checkpoint(self, step: Step = None) -> str:
         """Return the path or URL of a state's checkpoint: a folder of ``state.safetensors`` and its description, but
@@ -427,12 +427,12 @@ class TrainedTrial:
             )
         return self.checkpoints, state
 
-    def _objective(self) -> tuple[str, bool]:
-        """Return the metric of the trial's study, and whether it is maximized."""
+    def _search(self) -> SearchStarted:
+        """Return the last search of the trial's study, which has one objective."""
         record = self.plan.searches.get(self.study)
         if record is None or len(record.started.metric) != 1:
             raise UsageError(f"step='best' needs a study with one objective; study {self.study!r} has another number")
-        return record.started.metric[0], record.started.directions[:1] == ("maximize",)
+        return record.started
 
 
 def trial_of(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hpstage.plan.facts import NodeId, SearchStarted, TrialEnded, TrialId
 from hpstage.plan.nodes import Node, PlannedTrial, State
-from hpstage.plan.winners import Winners
+from hpstage.plan.winners import Winners, best_first, best_state
 
 NODE = Node(NodeId(0), None, 0, (), (), None, PlannedTrial(TrialId("study/0"), 1))
 Direction = Literal["minimize", "maximize"]
@@ -92,3 +94,23 @@ def test_another_search_of_the_study_continues_with_the_winners_unless_its_objec
     winners.answer("study", evaluated(3, m0=3.0))
     winners.answer("other", evaluated(4, m0=4.0))
     assert [state.step for state in winners] == [3, 4]
+
+
+@pytest.mark.parametrize(("direction", "order"), [("minimize", [9, 10, 2]), ("maximize", [2, 9, 10])])
+def test_of_trials_with_equal_values_the_lowest_number_comes_first(direction: Direction, order: list[int]) -> None:
+    values = {TrialId("study/10"): (1.0,), TrialId("study/2"): (3.0,), TrialId("study/9"): (1.0,)}
+    assert best_first(values, search(direction)) == [f"study/{number}" for number in order]
+
+
+@pytest.mark.parametrize(("direction", "best"), [("minimize", (-math.inf, 3)), ("maximize", (2.0, 1))])
+def test_the_best_state_of_a_trial_is_the_first_of_equals_among_those_requested(
+    direction: Direction, best: tuple[float, int]
+) -> None:
+    node = Node(NodeId(0), None, 0, (), (), None, PlannedTrial(TrialId("study/0"), 8))
+    trial = node.maker
+    trial.last, trial.requested = node, 6
+    assert best_state(trial, search(direction)) is None
+    for step, value in enumerate([2.0, math.nan, -math.inf, 2.0, -math.inf, 1.0, 7.0], 1):
+        node.ensure_state(step).metrics = {"m0": value}
+    node.ensure_state(1).metrics = {"m0": 2.0, "m1": 9.0}
+    assert best_state(trial, search(direction)) == best
