@@ -7,6 +7,7 @@ import msgspec
 from hpstage.accounting.book import Book
 from hpstage.accounting.sums import merge_rate
 from hpstage.plan.facts import NodeId, TrialId
+from hpstage.plan.nodes import first_walked
 
 
 class Moment(msgspec.Struct, frozen=True, gc=False):
@@ -57,11 +58,7 @@ def _requested(book: Book, first: float) -> dict[float, tuple[int, int]]:
         if trial is None:
             continue
         step = min(target.step, trial.requested)  # its training may have ended before
-        for node, start, stop in trial.path_to(step):
-            fresh = stop - reach.get(node.id, start)
-            if fresh > 0:
-                unique += fresh
-                reach[node.id] = stop
+        unique += sum([stop - start for _, start, stop in first_walked(trial.path_to(step), reach)])
         requested += step - reached.get(target.trial, 0)
         reached[target.trial] = step
         found[now] = requested, unique

@@ -16,7 +16,7 @@ from hpstage.accounting.payments import rounded
 from hpstage.accounting.sums import Merged, merge_rate
 from hpstage.errors.text import aligned, allocated_time, count_of, duration, rate, size
 from hpstage.plan.facts import NodeId
-from hpstage.plan.nodes import PlannedTrial
+from hpstage.plan.nodes import PlannedTrial, first_walked
 from hpstage.plan.plan import SearchPlan
 
 
@@ -321,19 +321,15 @@ def _is_whole(accounting: Accounting, study: str | None, drivers: int, *, latest
 def merged(plan: SearchPlan, trials: Iterable[PlannedTrial] | None = None) -> Merged:
     """Return what these trials request, by default all, with and without repetitions. O(their segments and the states
     of those)."""
-    steps_asked = steps_unique = steps_done = 0
-    seconds_requested = seconds_unique = 0.0
-    reach: dict[NodeId, int] = {}
+    found, reach = Merged(), dict[NodeId, int]()
     for trial in plan.trials.values() if trials is None else trials:
-        for node, start, stop in trial.path_to(trial.requested):
-            cost = plan.step_seconds(node)
-            steps_asked += stop - start
-            seconds_requested += (stop - start) * cost
-            fresh = stop - reach.get(node.id, start)
-            if fresh > 0:
-                reach[node.id] = stop
-                steps_unique += fresh
-                done = min(stop, max((step for step, state in node.states.items() if state.is_known), default=0))
-                steps_done += max(0, done - (stop - fresh))
-                seconds_unique += fresh * cost
-    return Merged(steps_asked, steps_unique, steps_done, seconds_requested, seconds_unique)
+        path = trial.path_to(trial.requested)
+        for node, start, stop in path:
+            found.steps_asked += stop - start
+            found.seconds_requested += (stop - start) * plan.step_seconds(node)
+        for node, start, stop in first_walked(path, reach):
+            found.steps_unique += stop - start
+            found.seconds_unique += (stop - start) * plan.step_seconds(node)
+            done = max((step for step, state in node.states.items() if state.is_known), default=0)
+            found.steps_done += max(0, min(stop, done) - start)
+    return found

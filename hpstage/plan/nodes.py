@@ -264,6 +264,15 @@ def branches_beyond(node: Node, step: int, last: int) -> Iterator[tuple[Node, in
         below += [(child, child.start, child.start) for child in branch.children if child.start > step]
 
 
+def first_walked(path: Iterable[tuple[Node, int, int]], reach: dict[NodeId, int]) -> Iterator[tuple[Node, int, int]]:
+    """Yield the pieces of a path beyond ``reach``, how far each node was walked before, and extend it to them."""
+    for node, start, stop in path:
+        start = max(start, reach.get(node.id, start))
+        if start < stop:
+            reach[node.id] = stop
+            yield node, start, stop
+
+
 class PlannedTrial:
     """A trial's path through the tree: that of its last node's branch, up to its last step."""
 
