@@ -63,7 +63,7 @@ class Manifest(msgspec.Struct, frozen=True):
     @property
     def own(self) -> int:
         """Bytes of the files."""
-        return self.bytes if self.rest is None else self.rest
+        return self.as_kept().own
 
     def as_kept(self) -> Kept:
         return Kept(self.key, self.bytes, self.digest, self.marks, self.parts, self.rest)
