@@ -147,13 +147,14 @@ CASES: dict[str, Any] = {
 }
 
 
-def processes_of(trainable: Any) -> Processes:
+def pids_of(trainable: Any) -> list[int]:
+    """Return the ids of the processes that load a trainable's data."""
     if isinstance(trainable, FunctionTrainable):
         found = trainable._loaders["batches"].batches.processes
     else:
         found = trainable._data().processes
     assert isinstance(found, Processes)
-    return found
+    return [] if found._batches is None else [process.pid for process in found._batches._workers]
 
 
 def runs(pid: int) -> bool:

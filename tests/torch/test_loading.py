@@ -21,7 +21,7 @@ from tests.torch.loading import (
     Loading,
     Watched,
     by_batch,
-    processes_of,
+    pids_of,
     runs,
     with_workers,
 )
@@ -45,12 +45,12 @@ def test_processes_give_the_bits_of_the_training_process_straight_through_and_fo
     alone.close()  # type: ignore[attr-defined]
     loaded = advance(fresh(CASES[case](2)), 0, STEPS)
     assert outcome(loaded) == expected
-    processes = processes_of(loaded).pids
+    processes = pids_of(loaded)
     for fork in (FORK, 1, STEPS - 1):
         loaded.setup(hp_at(0))
         loaded.load_state_dict(states[fork])
         assert outcome(advance(loaded, fork, STEPS)) == expected, fork
-    assert processes_of(loaded).pids == processes, "forks keep the processes"
+    assert pids_of(loaded) == processes, "forks keep the processes"
     loaded.close()  # type: ignore[attr-defined]
     assert not any(map(runs, processes))
 
@@ -134,13 +134,13 @@ def test_shared_and_verified_trials_equal_unshared_ones(make: Any) -> None:
 
 def test_processes_are_not_restarted_by_another_call_of_the_function_with_a_data_set_of_its_own() -> None:
     loaded = advance(fresh(by_batch(2)), 0, 2)
-    processes = processes_of(loaded).pids
+    processes = pids_of(loaded)
     loaded.setup(hp_at(0))
     advance(loaded, 0, 2)
-    assert processes_of(loaded).pids == processes
+    assert pids_of(loaded) == processes
     loaded.setup({**hp_at(0), "lr": 0.2})  # values under which the function may make other data
     loaded.train(0, hp_at(0))
-    assert processes_of(loaded).pids != processes
+    assert pids_of(loaded) != processes
     loaded.close()  # type: ignore[attr-defined]
 
 

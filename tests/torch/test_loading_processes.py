@@ -29,7 +29,7 @@ from tests.torch.loading import (
     OfLoader,
     by_batch,
     measured,
-    processes_of,
+    pids_of,
     runs,
     step,
     with_workers,
@@ -58,13 +58,13 @@ def test_processes_that_are_killed_are_replaced_and_no_sample_is_lost(
 ) -> None:
     expected = outcome(advance(fresh(make(0)), 0, STEPS))
     trainable = advance(fresh(make(2)), 0, 4)
-    killed = processes_of(trainable).pids
+    killed = pids_of(trainable)
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
     with caplog.at_level(logging.WARNING, "hpstage"):
         assert outcome(advance(trainable, 4, STEPS)) == expected
     assert "one was killed by SIGKILL" in caplog.text
-    assert not {*killed} & {*processes_of(trainable).pids}
+    assert not {*killed} & {*pids_of(trainable)}
     trainable.close()  # type: ignore[attr-defined]
 
 
@@ -291,7 +291,7 @@ def test_worker_init_fn_finds_the_users_data_set() -> None:
 
 def test_processes_end_with_a_trainable_that_nobody_closed() -> None:
     trainable = advance(fresh(with_workers(Loading(), 2)), 0, 2)
-    processes = processes_of(trainable).pids
+    processes = pids_of(trainable)
     assert all(map(runs, processes))
     del trainable
     gc.collect()

@@ -80,11 +80,6 @@ class Processes:
         self._batches: Any = None
         self._end: Callable[[], object] | None = None
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids, by which tests see that processes survive."""
-        return [] if self._batches is None else [process.pid for process in self._batches._workers]
-
     def take(self, seed: int, start: int, count: int, size: int) -> Any:
         """Return the batch of ``count`` samples from position ``start``; ``size`` is the batch size.
 
