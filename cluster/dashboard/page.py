@@ -13,7 +13,7 @@ from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 
 from hpstage.cluster.dashboard.board import Board
 from hpstage.cluster.dashboard.figures import Metrics, Rungs, Savings, Workers
-from hpstage.cluster.dashboard.panels import Panel, Screen, Sizing
+from hpstage.cluster.dashboard.panels import Panel, Screen
 from hpstage.cluster.dashboard.words import Chooser, Failures, StageTree, Summary
 
 PANELS: Mapping[str, type[Panel]] = {
@@ -56,8 +56,8 @@ def page_doc(board: Board, scheduler: Any, extra: dict[str, Any], doc: Document)
     chooser = Chooser(board, scheduler, doc)
     chooser.name = _named(doc)
 
-    def panel(kind: type[Panel], height: int = 0, sizing_mode: Sizing = "stretch_width") -> Panel:
-        return kind(board, scheduler, doc, sizing_mode=sizing_mode, height=height)
+    def panel(kind: type[Panel], height: int = 0) -> Panel:
+        return kind(board, scheduler, doc, sizing_mode="stretch_width", height=height)
 
     summary, failures, tree, workers = panel(Summary), panel(Failures), panel(StageTree), panel(Workers, 120)
     side_by_side = [panel(kind, 300) for kind in (Metrics, Savings, Rungs)]

@@ -13,7 +13,7 @@ from hpstage.accounting.audits import audited
 from hpstage.accounting.bound import ONE_CHAIN, Speeds, lower_bound, measured_speeds, tree_work
 from hpstage.accounting.pauses import Pauses
 from hpstage.accounting.payments import rounded
-from hpstage.accounting.sums import Merged, merge_rate
+from hpstage.accounting.sums import Merged
 from hpstage.errors.text import aligned, allocated_time, count_of, duration, rate, size
 from hpstage.plan.facts import NodeId
 from hpstage.plan.nodes import PlannedTrial, first_walked
@@ -85,8 +85,10 @@ class Savings:
 
     @property
     def less_training(self) -> str:
-        """The merge rate as a phrase; empty where it is 1."""
-        return less_training(self.steps_asked, self.steps_unique)
+        """The merge rate as a phrase, ``2.94× less training: 490 of 1,440 steps``; empty if nothing is shared."""
+        if self.steps_asked <= self.steps_unique:
+            return ""
+        return f"{rate(self.merge_rate)}× less training: {self.steps_unique:,} of {self.steps_asked:,} steps"
 
     @property
     def could_share(self) -> bool:
@@ -168,13 +170,6 @@ class Savings:
 
     def __str__(self) -> str:
         return aligned(self.rows())
-
-
-def less_training(requested: int, unique: int) -> str:
-    """Return the merge rate as a phrase, ``2.94× less training: 490 of 1,440 steps``; empty if nothing is shared."""
-    if requested <= unique:
-        return ""
-    return f"{rate(merge_rate(requested, unique))}× less training: {unique:,} of {requested:,} steps"
 
 
 class HasFrozenWork(Protocol):

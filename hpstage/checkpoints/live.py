@@ -282,7 +282,7 @@ class LiveCache:
     def _same(self, flat: FlatState) -> dict[int, Any]:
         """Return, by number of the leaf, the values of the last copy that have the same bytes as in another state."""
         last = ((name, leaf, value()) for name, (leaf, value) in self._last.items())
-        return flat.same_in({name: (leaf, value) for name, leaf, value in last if value is not None}, _SHARED)
+        return flat.same_in({name: (leaf, value) for name, leaf, value in last if value is not None})
 
     def _remember(self, flat: FlatState, known: Container[int]) -> None:
         self._last = {leaf.name: (leaf, weakref.ref(value)) for leaf, value in _shareable(flat)}

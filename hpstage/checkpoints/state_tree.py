@@ -58,10 +58,9 @@ class FlatState:
         values = [known[index] if index in known else leaves.copy(*part) for index, part in enumerate(parts)]
         return FlatState(self.tree, self.leaves, tuple(values))
 
-    def same_in(self, other: Mapping[str, tuple[Leaf, Any]], least: int) -> dict[int, Any]:
-        """Return, by number, the values in another state that have the same bytes, of leaves with ``least`` bytes or
-        more; ``other``: a copy's leaves by name."""
-        found = ((index, other.get(leaf.name)) for index, leaf in enumerate(self.leaves) if leaf.nbytes >= least)
+    def same_in(self, other: Mapping[str, tuple[Leaf, Any]]) -> dict[int, Any]:
+        """Return, by number, the values in another state that have the same bytes; ``other``: its leaves by name."""
+        found = ((index, other.get(leaf.name)) for index, leaf in enumerate(self.leaves))
         candidates = [(index, one[1]) for index, one in found if one is not None and one[0] == self.leaves[index]]
         same = leaves.same((self.leaves[index], self.values[index], value) for index, value in candidates)
         return {index: value for (index, value), is_same in zip(candidates, same, strict=True) if is_same}

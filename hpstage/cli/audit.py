@@ -39,10 +39,7 @@ def audit(
             "path/to/script.py:NAME, if it is not in this folder. With a certificate, only the trainable.",
         ),
     ],
-    trial: Annotated[
-        str | None,
-        typer.Option(help="The trial: STUDY/NUMBER, or a number.", show_default="the best trial of the only study"),
-    ] = None,
+    trial: options.Trial = None,
     study: options.StudyOfNumber = None,
     certificate: Annotated[
         Path | None,

@@ -17,13 +17,7 @@ from hpstage.search.results import open as open_store
 
 def logs(
     store: options.Store,
-    trial: Annotated[
-        str | None,
-        typer.Option(
-            help="Trial to print the log of: STUDY/NUMBER, or a number.",
-            show_default="the best trial of the only study",
-        ),
-    ] = None,
+    trial: options.Trial = None,
     study: options.StudyOfNumber = None,
     name: Annotated[
         list[str] | None, typer.Option(help="Print what was logged under this name, by step; may be repeated.")

@@ -79,9 +79,9 @@ def named(reference: str, what: str, module: ModuleType | None = None) -> Any:
         raise UsageError(f"{what} is {reference!r}, but {module_name} has no {name}") from None
 
 
-def imported_as_main(reference: str, what: str, closing: ExitStack) -> ModuleType:
+def imported_as_main(reference: str, closing: ExitStack) -> ModuleType:
     """Import the module that is named as workers import the script of a search. Raises as :func:`named` does."""
-    module_name, _ = _parts(reference, what)
+    module_name, _ = _parts(reference, "the trainable")
     if module_name.endswith(".py"):
         file = Path(module_name).resolve()
         if not file.is_file():
@@ -108,7 +108,7 @@ def trainable_of(named: str, loaded: Mapping[str, str], closing: ExitStack) -> t
         loaded: digests of the code that the plan was made with, by name.
     """
     of_script = any(name.startswith("__main__.") for name in loaded)
-    subject = trainable_named(named, imported_as_main(named, "the trainable", closing) if of_script else None)
+    subject = trainable_named(named, imported_as_main(named, closing) if of_script else None)
     send_along(named)
     return subject, this_script() if of_script else None
 

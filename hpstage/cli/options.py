@@ -38,6 +38,10 @@ Algorithm = Annotated[
 ]
 Sampler = Annotated[str, typer.Option(help="Sampler of Optuna: random, tpe, grid, bruteforce, cmaes, ...")]
 Seed = Annotated[int, typer.Option(help="Seed of the sampler.")]
+Trial = Annotated[
+    str | None,
+    typer.Option(help="The trial: STUDY/NUMBER, or a number.", show_default="the best trial of the only study"),
+]
 StudyOfNumber = Annotated[str | None, typer.Option(help="Study of the trial given by a number, if there are several.")]
 KeptCheckpoints = Annotated[
     str | None, typer.Option("--checkpoints", help="Where checkpoints are, if not in the folder: a folder or a URL.")

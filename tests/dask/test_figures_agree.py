@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 import hpstage
 from hpstage import schedule as s
 from hpstage.accounting.history import moments
-from hpstage.accounting.savings import less_training
 from hpstage.algos import SuccessiveHalving
 from hpstage.cli.app import app
 from hpstage.cluster.dashboard.board import Board, Shown
@@ -151,7 +150,7 @@ def test_all_outputs_show_the_same_merge_rate_and_label_the_cost_weighted_one(ou
     assert f"merge rate {rate(known)};" in outputs.terminal
     assert f"{rate(known)} (by cost {rate(savings.cost_weighted_merge_rate)})" in outputs.summary
     assert re.search(rf"merge rate +{re.escape(rate(known))}$", outputs.status, re.M)
-    phrase = less_training(savings.steps_asked, savings.steps_unique)
+    phrase = savings.less_training
     assert phrase.startswith(f"{rate(known)}× less training: ")
     assert phrase in html.unescape(outputs.page) and phrase in outputs.notebook
     figure, steps = phrase.removesuffix(" steps").split(" less training: ")
