@@ -490,12 +490,13 @@ def test_workers_that_read_different_contents_end_the_search(folder: Path) -> No
 
 @pytest.mark.ci
 def test_workers_report_the_files_that_they_have_read(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    before = search(InEvaluate(), executor=None)
-    assert "Training reads data/scale.txt" in caplog.text
-    assert search(InEvaluate(), executor=None) == before
-    write(2.0)
-    with pytest.raises(StoreError, match=r"training reads data/scale\.txt, which changed"):
-        search(InEvaluate(), executor=None)
+    with hpstage.local_cluster(1, gpus=0) as workers:
+        before = search(InEvaluate(), executor=workers)
+        assert "Training reads data/scale.txt" in caplog.text
+        assert search(InEvaluate(), executor=workers) == before
+        FOLDER.joinpath("scale.txt").write_text("2.0")
+        with pytest.raises(StoreError, match=r"training reads data/scale\.txt, which changed"):
+            search(InEvaluate(), executor=workers)
 
 
 PROJECT = """

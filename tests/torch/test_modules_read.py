@@ -18,6 +18,7 @@ import torch
 import yaml
 from torch.utils.data import TensorDataset
 
+import hpstage
 from hpstage.errors import StoreError
 from hpstage.training.identity import watching
 from tests.torch.test_inputs import Tiny, in_loss, search
@@ -195,9 +196,10 @@ def test_workers_report_modules_that_they_have_loaded(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=":")
-    before = search(InDataset(), executor=None)
-    assert "Training reads the module scaling" in caplog.text
-    assert search(InDataset(), executor=None) == before
-    write(2.0)
-    with pytest.raises(StoreError, match="training reads the module scaling, which changed"):
-        search(InDataset(), executor=None)
+    with hpstage.local_cluster(1, gpus=0) as workers:
+        before = search(InDataset(), executor=workers)
+        assert "Training reads the module scaling" in caplog.text
+        assert search(InDataset(), executor=workers) == before
+        write(2.0)
+        with pytest.raises(StoreError, match="training reads the module scaling, which changed"):
+            search(InDataset(), executor=workers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import hpstage
 from hpstage import schedule as s
 from hpstage.checkpoints import FolderCheckpoints
-from hpstage.cluster.fork_server import fork_server
+from hpstage.cluster.fork_server import ForkServer, fork_server
 from hpstage.cluster.fresh import FreshProcess
 from hpstage.cluster.messages import Load
 from hpstage.cluster.shipping import pack
@@ -161,11 +162,20 @@ def test_code_that_fails_now_is_reported_with_its_traceback(tmp_path: Path, monk
     assert "FileNotFoundError: the data are gone" in again.problem.text
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer | None]:
+    started = fork_server()
+    yield started
+    if started is not None:
+        started.close()
+
+
 @pytest.mark.ci
-def test_a_fresh_process_is_forked_or_spawned_and_gives_the_same_bits(tmp_path: Path) -> None:
+def test_a_fresh_process_is_forked_or_spawned_and_gives_the_same_bits(
+    server: ForkServer | None, tmp_path: Path
+) -> None:
     result = searched(ordinary_loop, tmp_path)
     assert result.checkpoints is not None
-    server = fork_server()
     for forks in (server, None):
         process = FreshProcess(Load(pack(ordinary_loop, ()), {}), server=forks)
         process.start(segment(result), result.checkpoints)
@@ -174,8 +184,6 @@ def test_a_fresh_process_is_forked_or_spawned_and_gives_the_same_bits(tmp_path: 
         assert again.equal, again
         process.kill()
         assert process.poll() == again
-    if server is not None:
-        server.close()
 
 
 class Endless(Small):
@@ -193,10 +201,10 @@ class Dying(Small):
 
 
 @pytest.mark.ci
-def test_a_fresh_process_can_be_killed_and_can_die(tmp_path: Path) -> None:
+def test_a_fresh_process_can_be_killed_and_can_die(server: ForkServer | None, tmp_path: Path) -> None:
     result = searched(Endless(), tmp_path / "endless")
     assert result.checkpoints is not None
-    endless = FreshProcess(Load(pack(Endless(), ()), {}), variables={"HPSTAGE_TEST_ENDLESS": "1"})
+    endless = FreshProcess(Load(pack(Endless(), ()), {}), server=server, variables={"HPSTAGE_TEST_ENDLESS": "1"})
     endless.start(segment(result), result.checkpoints)
     assert endless.described() is not None
     assert endless.poll() is None
