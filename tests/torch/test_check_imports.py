@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from hpstage.checking import Children, conduct
 from hpstage.cli.app import app
 
 SCRIPT = """
@@ -42,6 +45,18 @@ def space(trial):
 """
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder for scripts, where modules are found. What is checked in it is trained in processes that are forked from
+    the same three: each check would have three of its own import torch."""
+    folder = tmp_path_factory.mktemp("scripts")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        with Children(["numpy", "torch"]) as shared:
+            patch.setattr(conduct, "Children", lambda libraries: nullcontext(shared))
+            yield folder
+
+
 def checked(script: Path, name: str) -> dict[str, Any]:
     written = script.with_suffix(".json")
     words = [f"{script}:{name}", f"{script}:space", "--steps", "2", "--forks", "1", "--json", str(written), "--quiet"]
@@ -57,15 +72,13 @@ def checked(script: Path, name: str) -> dict[str, Any]:
     [("train", "{0}.BASE, {0}.NOISE"), ("Own", "self.start, self.value")],
     ids=["module", "class"],
 )
-def test_random_numbers_drawn_at_import_are_named_and_the_remedy_works(
-    tmp_path: Path, name: str, variables: str
-) -> None:
-    script = tmp_path / f"drawn_for_{name}.py"
+def test_random_numbers_drawn_at_import_are_named_and_the_remedy_works(folder: Path, name: str, variables: str) -> None:
+    script = folder / f"drawn_for_{name}.py"
     script.write_text(SCRIPT)
     finding = checked(script, name)["differences"][0]
     assert finding["cause"].startswith(f"{variables.format(script.stem)}: made where")
     (line,) = re.findall(r"`(import .*?)`", finding["remedy"])
-    script = tmp_path / f"seeded_for_{name}.py"
+    script = folder / f"seeded_for_{name}.py"
     script.write_text(f"{line}\n{SCRIPT}")
     assert checked(script, name)["ok"]
 
@@ -95,19 +108,18 @@ def space(trial):
 
 
 @pytest.mark.ci
-def test_a_name_imported_from_another_module_is_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_imported_from_another_module_is_no_difference(folder: Path) -> None:
     """A script is sent by value, its modules by name: its tensor is another object than theirs, in every process."""
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "shared.py").write_text(SHARED)
-    script = tmp_path / f"user_{tmp_path.name}.py"
+    (folder / "shared.py").write_text(SHARED)
+    script = folder / "user_of_another.py"
     script.write_text(USER)
     found = checked(script, "train")
     assert found["ok"], found
 
 
 @pytest.mark.ci
-def test_a_traceback_shows_the_file_and_the_line_of_the_script(tmp_path: Path) -> None:
-    script = tmp_path / "failing.py"
+def test_a_traceback_shows_the_file_and_the_line_of_the_script(folder: Path) -> None:
+    script = folder / "failing.py"
     script.write_text(SCRIPT.replace("self.value += hp", "self.value += 1 // 0; hp"))
     finding = checked(script, "Own")["differences"][0]
     line = script.read_text().splitlines().index('    def train(self, step, hp): self.value += 1 // 0; hp["rate"]') + 1
