@@ -31,6 +31,23 @@ class Curious(Counter):
         return {name: float(value) for name, value in found.items()}
 
 
+class OnGPU(Counter):
+    """Says that it trains on the GPU that its worker was given, which shows in its results."""
+
+    stateless = ("TEST_GPU",)  # else the store is refused for what differs in it
+
+    def describe_environment(self) -> dict[str, str]:
+        kind = os.environ.get("TEST_GPU", "none")
+        return {"device": f"cuda ({kind})", "isa": kind}
+
+    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        super().train(step, hp)
+        self.total += "T4" in os.environ["TEST_GPU"]
+
+    def evaluate(self) -> dict[str, float]:
+        return {"total": self.total, "on_t4": float("T4" in os.environ["TEST_GPU"])}
+
+
 class Leaving(Counter):
     """Ends its process where the value says so: with an exit status, or by a signal (a negative number)."""
 

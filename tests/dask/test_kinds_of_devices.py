@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +15,10 @@ from distributed import Nanny, Scheduler, SpecCluster
 import hpstage
 from hpstage.errors import ClusterError, StoreError, UsageError
 from hpstage.plan.devices import Devices, devices_of
-from hpstage.schedule import Scalar
 from hpstage.testing.toys import Counter
+from tests.dask.oddities import OnGPU
 
 KINDS = ("NVIDIA A100-SXM4-40GB", "Tesla T4")
-
-
-class OnGPU(Counter):
-    """Says that it trains on the GPU that its worker was given, which shows in its results."""
-
-    stateless = ("TEST_GPU",)  # else the store is refused for what differs in it
-
-    def describe_environment(self) -> dict[str, str]:
-        kind = os.environ.get("TEST_GPU", "none")
-        return {"device": f"cuda ({kind})", "isa": kind}
-
-    def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
-        super().train(step, hp)
-        self.total += "T4" in os.environ["TEST_GPU"]
-
-    def evaluate(self) -> dict[str, float]:
-        return {"total": self.total, "on_t4": float("T4" in os.environ["TEST_GPU"])}
 
 
 @pytest.fixture(scope="module")
