@@ -61,6 +61,10 @@ _READ_BY_NO_IMPORT = frozenset(
     {"COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "PYTHONHASHSEED", "SHLVL", "_", "__DASK_PARENT_PID"}
 )
 """Variables that may change while a server runs. Dask sets two of them when it starts a nanny."""
+_SET_BY_LIBRARIES = frozenset({"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"})
+"""Variables that threadpoolctl, which pins threads, and scikit-learn set when they are imported: in the driver perhaps
+after the server was started. They decide whether Intel's OpenMP accepts a second copy and what it does in forks, but
+no bits."""
 _START = (
     "import json, sys; path, arguments = json.load(sys.stdin); sys.path[:] = path; "
     "from hpstage.cluster.forking_process import main; main(*arguments)"
@@ -281,7 +285,7 @@ class ForkServer:
         environment = training_environment() | self._variables
         changed = sorted(
             name
-            for name in {*environment, *self._environment} - _READ_BY_NO_IMPORT
+            for name in {*environment, *self._environment} - _READ_BY_NO_IMPORT - _SET_BY_LIBRARIES
             if environment.get(name) != self._environment.get(name)
         )
         if changed:

@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -96,6 +97,21 @@ def test_a_variable_that_has_changed_needs_a_process_that_is_spawned(
         assert [(one["forked"], one["new"]) for one in found(cluster, tmp_path / "a")] == [(False, "123")] * 2
         assert "environment variables have changed since its server was started: HPSTAGE_TEST_NEW" in caplog.text
     assert [one["forked"] for one in found(cluster, tmp_path / "b")] == [True] * 2
+
+
+@pytest.mark.ci
+@pytest.mark.usefixtures("nothing_ahead")
+@pytest.mark.parametrize("name", ["KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"])
+def test_a_variable_that_a_library_sets_when_it_is_imported_needs_no_process_that_is_spawned(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(name, raising=False)
+    ours, theirs = socket.socketpair()
+    with closing(fork_server.ForkServer()) as server, ours, theirs:
+        monkeypatch.setenv(name, "TRUE")
+        forked = server.fork_and_wait([theirs.fileno(), 1, 2], "worker", variables={}, path=())
+        ours.close()
+        until(lambda: forked.poll() is not None, "the fork finds its channel closed")
 
 
 @pytest.mark.slow  # its processes are spawned, as those of the test before
