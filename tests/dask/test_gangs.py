@@ -78,15 +78,16 @@ def kept(result: Any) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return kept(search(Net(), store=tmp_path_factory.mktemp("alone")))
+    return kept(search(Net(), executor=hpstage.InlineExecutor(), store=tmp_path_factory.mktemp("alone")))
 
 
 def widths(result: Any) -> list[int]:
     return [1 + len(fact.gang) for fact in result.journal if isinstance(fact, ChainStarted)]
 
 
-def set_pause(seconds: str) -> None:
-    os.environ["PAUSE"] = seconds
+def set_pause(seconds: str, dask_worker: Worker) -> None:
+    """For the processes that train for this worker, not for all of this process: these would not be forked then."""
+    dask_worker.variables = {**dask_worker.variables, "PAUSE": seconds}
 
 
 @pytest.fixture
