@@ -96,6 +96,7 @@ SHOWN = {
     "np.seterr(over='raise')": "np.geterr()['over'] == 'raise'",
 }
 PATCH = "torch.relu = lambda x: x * 0.5"
+ANOTHER = "torch.nn.functional.relu = lambda x: x * 0.5"
 
 
 @pytest.mark.ci
@@ -114,6 +115,5 @@ def test_a_patch_made_under_the_guard_is_refused_by_name_with_a_remedy_that_work
         'at module level, above `if __name__ == "__main__":` or in a module that the trainable\'s module imports'
         in last
     )
-    assert ran(tmp_path, module=PATCH) == "same"
-    (tmp_path / "patch.py").write_text(f"import torch\n{PATCH}\n")
-    assert ran(tmp_path, imports="import patch") == "same"
+    (tmp_path / "patch.py").write_text(f"import torch\n{ANOTHER}\n")
+    assert ran(tmp_path, module=PATCH, imports="import patch") == "same"
