@@ -143,16 +143,23 @@ def searched(subject: Small, store: Path, lates: list[float]) -> list[tuple[floa
     return sorted((trial.params["late"], trial.state.name, trial.values) for trial in study.trials)
 
 
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[tuple[float, str, Any]], int]:
+    """What a search of stacked siblings finds that runs out of nothing, and the number of its allocations."""
+    before = fake.allocations(0)
+    found = searched(Stacked(), tmp_path_factory.mktemp("straight"), LATES)
+    assert [state for _, state, _ in found] == ["COMPLETE"] * 3
+    return found, fake.allocations(0) - before
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("share", [0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95])
 def test_a_search_of_stacked_siblings_whose_device_runs_out_of_memory_loses_nothing(
-    share: float, tmp_path: Path
+    share: float, straight: tuple[list[tuple[float, str, Any]], int], tmp_path: Path
 ) -> None:
-    before = fake.allocations(0)
-    straight = searched(Stacked(), tmp_path / "straight", LATES)
-    assert [state for _, state, _ in straight] == ["COMPLETE"] * 3
-    fake.fail_at(0, int(share * (fake.allocations(0) - before)))
-    assert searched(Stacked(), tmp_path / "short", LATES) == straight
+    expected, allocations = straight
+    fake.fail_at(0, int(share * allocations))
+    assert searched(Stacked(), tmp_path / "short", LATES) == expected
 
 
 @pytest.mark.parametrize(("kind", "alone"), [(Stacked, Alone), (Nodes, Nodes)])

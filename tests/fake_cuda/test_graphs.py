@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -114,14 +115,22 @@ CASES: dict[str, Callable[[], Small]] = {
 SAMPLE = ("fused sgd", "adam", "radam", "second device", "changed batch", "large")
 
 
+@functools.cache
+def trained_straight(case: str) -> tuple[object, object, list[bool]]:
+    """Return the state at the fork, what training straight through comes to, and whether each graph was replayed. Two
+    tests need it, and to record its graphs takes seconds."""
+    graphs.made.clear()
+    loop = loop_of(CASES[case](), 0, FORK)
+    state = reread(loop.state_dict())
+    return state, outcome(advance(loop, FORK, STEPS)), [graph.replays > 0 for graph in graphs.made]
+
+
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=() if case in SAMPLE else pytest.mark.slow) for case in CASES]
 )
 def test_replayed_steps_fork_bit_for_bit(case: str) -> None:
-    loop = loop_of(CASES[case](), 0, FORK)
-    state = reread(loop.state_dict())
-    straight = outcome(advance(loop, FORK, STEPS))
-    assert [graph.replays > 0 for graph in graphs.made] == [True, True], "one for each size of a batch"
+    state, straight, replayed = trained_straight(case)
+    assert replayed == [True, True], "one for each size of a batch"
     forked = fresh(CASES[case]())
     forked.load_state_dict(state)
     assert outcome(advance(forked, FORK, STEPS)) == straight
@@ -130,10 +139,10 @@ def test_replayed_steps_fork_bit_for_bit(case: str) -> None:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", ["adam", "fused sgd", "changed batch", "radam", "second device"])
 def test_replayed_steps_have_the_bits_of_their_operations(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    replayed = outcome(loop_of(CASES[case](), 0, STEPS))
-    assert graphs.made
+    _, straight, replayed = trained_straight(case)
+    assert replayed
     op_by_op(monkeypatch)
-    assert outcome(loop_of(CASES[case](), 0, STEPS)) == replayed
+    assert outcome(loop_of(CASES[case](), 0, STEPS)) == straight
 
 
 @pytest.mark.one_in(3)

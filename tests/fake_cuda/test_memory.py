@@ -87,15 +87,21 @@ def searched(store: Path) -> list[tuple[str, Any]]:
     return [(trial.state.name, trial.values) for trial in study.trials]
 
 
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[tuple[str, Any]], int]:
+    """What a search finds that runs out of nothing, and the number of its allocations."""
+    before = fake.allocations(0)
+    return searched(tmp_path_factory.mktemp("straight")), fake.allocations(0) - before
+
+
 @pytest.mark.parametrize("share", [0.4, 0.5, 0.55, 0.6, 0.7, 0.8, 0.9])
 def test_a_search_whose_device_runs_out_of_memory_while_states_are_there_loses_nothing(
-    share: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    share: float, straight: tuple[list[tuple[str, Any]], int], tmp_path: Path
 ) -> None:
     """At any allocation: in a step, an evaluation, where a state is kept or loaded."""
-    before = fake.allocations(0)
-    straight = searched(tmp_path / "straight")
-    fake.fail_at(0, int(share * (fake.allocations(0) - before)))
-    assert searched(tmp_path / "short") == straight
+    expected, allocations = straight
+    fake.fail_at(0, int(share * allocations))
+    assert searched(tmp_path / "short") == expected
 
 
 @pytest.mark.parametrize(("free", "given"), [(0.5, False), (0.05, True)])
