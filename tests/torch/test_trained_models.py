@@ -328,6 +328,21 @@ def test_a_damaged_checkpoint_is_named_and_trained_again(tmp_path: Path) -> None
     assert all(torch.equal(again[name], value) for name, value in whole.items())
 
 
+class Wider(Small):
+    def model(self, hp: Mapping[str, Any]) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.Linear(9, 3))
+
+
+def test_a_state_that_does_not_fit_is_named_with_the_part_that_does_not(found: hpstage.Result) -> None:
+    trial = found.trial(0)
+    assert found.plan is not None
+    key = found.plan.key(trial.planned.node_at(STEPS), STEPS)
+    named = rf"^state {key} of the store, of trial study/0 after step {STEPS}, cannot be loaded: the state is of .*model"
+    with pytest.raises(StateError, match=named) as caught:
+        trial.load(Wider())
+    assert isinstance(caught.value.__cause__, StateError)
+
+
 def test_a_study_of_several_objectives_and_a_pruner_are_refused_with_the_remedy(tmp_path: Path) -> None:
     study = optuna.create_study(study_name="two", directions=["minimize", "maximize"])
     result = hpstage.optimize(

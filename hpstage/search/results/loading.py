@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
-from hpstage.errors import UsageError
+from hpstage.errors import StateError, UsageError
 from hpstage.plan.facts import TrialId
 from hpstage.schedule import Scalar
 from hpstage.training.identity import threads
@@ -70,6 +70,7 @@ def load(
     stop: int,
     values: Callable[[int], Mapping[str, Scalar]],
     trial: TrialId,
+    name: str,
     metrics: dict[str, float] | None,
     evaluate: bool = False,
 ) -> LoadedState:
@@ -77,7 +78,11 @@ def load(
 
     Args:
         values: returns the values of the hyperparameters in a step.
+        name: what the error calls the state.
         evaluate: whether to replace the metrics by those that the state has here.
+
+    Raises:
+        StateError: the state is none of this subject's. The message names it, and the part that does not fit.
     """
     adapter: Any = as_trainable(_own(subject))
     with ExitStack() as settings:
@@ -92,7 +97,10 @@ def load(
         try:
             adapter.setup(values(0))
             if state is not None:
-                adapter.load_state_dict(state)
+                try:
+                    adapter.load_state_dict(state)
+                except StateError as error:
+                    raise StateError(f"{name} cannot be loaded: {error}") from error
             if start < stop:
                 logger.info("Training steps %d to %d of trial %s again", start, stop, trial)
             for step in range(start, stop):

@@ -89,6 +89,7 @@ def soup_of(trials: Sequence[tuple[TrainedTrial, Step]], trainable: object, *, p
         stop=step,
         values=first.hyperparameters,
         trial=first.id,
+        name=f"the average of {', '.join(names)}",
         metrics=None,
         evaluate=True,
     )

@@ -388,6 +388,7 @@ class TrainedTrial:
         """
         at = self.step(step)
         start, source = self._from(at, retrain)
+        key = self.plan.key(self.planned.node_at(start), start) if start else None
         return load(
             trainable,
             source,
@@ -395,6 +396,7 @@ class TrainedTrial:
             stop=at,
             values=self.hyperparameters,
             trial=self.id,
+            name=f"state {key} of the store, of trial {self.id} after step {start},",
             metrics=self.metrics.get(at),
         )
 
