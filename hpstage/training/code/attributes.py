@@ -76,6 +76,10 @@ def dict_of(obj: Any) -> dict[str, Any] | None:
 
 
 @by_type
+def _has_settable_dict(kind: Any) -> bool:
+    return _descriptor(kind) is not None
+
+
 def _descriptor(kind: Any) -> Any:
     """Return the descriptor by which Python reads and sets the ``__dict__`` of instances; ``None`` if there is none, or
     if a class computes it."""
@@ -87,14 +91,7 @@ def _descriptor(kind: Any) -> Any:
 
 def attached_dict(obj: Any) -> dict[str, Any] | None:
     """Return the actual ``__dict__`` of an object if another one can be attached to it, else ``None``."""
-    descriptor = _descriptor(type(obj))
-    if descriptor is None:
-        return None
-    try:
-        own = descriptor.__get__(obj)
-    except AttributeError:
-        return None
-    return own if isinstance(own, dict) else None
+    return dict_of(obj) if _has_settable_dict(type(obj)) else None
 
 
 def attach_dict(obj: Any, own: dict[str, Any] | None) -> None:

@@ -35,6 +35,10 @@ class Slot:
             self.namespace[self.name] = value
 
 
+_OF_TYPE: dict[str, Any] = {name: vars(type)[name] for name in ("__bases__", "__name__", "__qualname__")}
+"""What code can set of a class that is not in its ``__dict__``, with the descriptors that read it."""
+
+
 class LibraryAttribute(Slot):
     """An attribute of a library's class that the user's code sets."""
 
@@ -45,7 +49,8 @@ class LibraryAttribute(Slot):
         self.owner = owner
 
     def get(self) -> object:
-        return vars(self.owner).get(self.name, MISSING)
+        of_type = _OF_TYPE.get(self.name)
+        return vars(self.owner).get(self.name, MISSING) if of_type is None else of_type.__get__(self.owner)
 
     def set(self, value: object) -> None:
         if value is not MISSING:
@@ -122,28 +127,34 @@ _OF_ANY = ("_abc_impl", "__pydantic_setattr_handlers__")
 
 
 class ClassAttributes:
-    """The attributes of a class: data, functions, and descriptors, which may hold objects."""
+    """The attributes of a class: data, functions, and descriptors, which may hold objects; its bases and its name."""
 
-    __slots__ = ("_all", "_chosen", "name", "owner", "path")
+    __slots__ = ("_all", "_chosen", "_typed", "name", "owner", "path")
 
     def __init__(self, owner: type) -> None:
         self.owner, self.path, self.name = owner, owner.__qualname__, ""
         self._all: dict[str, object] = {}
+        self._typed: tuple[object, ...] = ()
         self._chosen: dict[str, object] = {}
 
     def get(self) -> dict[str, object]:
         """Return the attributes. Equal contents are one object, which must not be changed."""
-        present = self._present()
-        if not self._is_known(present):
-            self._all = dict(present)
+        present, typed = self._present(), self._of_type()
+        if not (self._is_known(present) and len(typed) == len(self._typed) and all(map(is_, typed, self._typed))):
+            self._all, self._typed = dict(present), typed
             self._chosen = self._choose()
         return self._chosen
 
     def set(self, values: dict[str, object]) -> None:
-        for name in self.get().keys() - values.keys():
+        for name in self.get().keys() - values.keys() - _OF_TYPE.keys():
             type.__delattr__(self.owner, name)
         for name, value in values.items():
-            if self._present().get(name, MISSING) is not value:
+            present = self._present().get(name, MISSING)
+            if name in _OF_TYPE:
+                present = _OF_TYPE[name].__get__(self.owner)
+                if type(value) is tuple and type(present) is tuple and [*map(id, value)] == [*map(id, present)]:
+                    continue  # Python refuses some bases that a class has already
+            if present is not value:
                 type.__setattr__(self.owner, name, value)
 
     def _is_known(self, present: Mapping[str, object]) -> bool:
@@ -153,8 +164,12 @@ class ClassAttributes:
     def _present(self) -> Mapping[str, object]:
         return vars(self.owner)
 
+    def _of_type(self) -> tuple[object, ...]:
+        return tuple([member.__get__(self.owner) for member in _OF_TYPE.values()])
+
     def _choose(self) -> dict[str, object]:
-        return {name: value for name, value in self._all.items() if self._counts(name, value)}
+        chosen = {name: value for name, value in self._all.items() if self._counts(name, value)}
+        return chosen | dict(zip(_OF_TYPE, self._typed, strict=False))
 
     def _counts(self, name: str, value: object) -> bool:
         if name in _OF_ANY or name in _OF_PYTHON:
@@ -182,6 +197,9 @@ class LibraryNames(ClassAttributes):
         name = owner.__name__ if isinstance(owner, types.ModuleType) else f"{module_of(owner)}.{owner.__qualname__}"
         self.path = f"{OF_LIBRARY}{name}"
         self._first = self._all = dict(self._present())
+
+    def _of_type(self) -> tuple[object, ...]:
+        return ()  # by LibraryAttribute, where code sets it
 
     def set(self, values: dict[str, object]) -> None:
         present = self._present()
@@ -259,6 +277,9 @@ class Globals(ClassAttributes):
 
     def _present(self) -> Mapping[str, object]:
         return self.namespace
+
+    def _of_type(self) -> tuple[object, ...]:
+        return ()
 
     def _counts(self, name: str, value: object) -> bool:
         special = name.startswith("__") and name.endswith("__")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextvars
 import functools
 import random
@@ -124,6 +125,41 @@ def _(kept: Any, self: Odd) -> float:
 
 def lambda_of_two(self: Patched) -> int:
     return 2
+
+
+class Plain:
+    def value(self) -> int:
+        return 1
+
+
+class Doubled:
+    def value(self) -> int:
+        return 2
+
+
+class Derived(Plain):
+    pass
+
+
+@odd("the bases of a class", Derived)
+def _(kept: Any, self: Odd) -> float:
+    if self.steps in (2, 5):
+        Derived.__bases__ = (Doubled,) if self.steps == 2 else (Doubled, Plain)
+    return kept.value() * len(Derived.__bases__)
+
+
+@odd("the name of a class", Derived)
+def _(kept: Any, self: Odd) -> float:
+    Derived.__name__ += "d"
+    Derived.__qualname__ = f"{Derived.__name__}.here"
+    return len(type(kept).__qualname__)
+
+
+@odd("the bases of a library's class", lambda: argparse.ArgumentError(None, ""))
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        argparse.ArgumentError.__bases__ = (Warning,)
+    return isinstance(kept, Warning) + 2 * isinstance(kept, ArithmeticError)
 
 
 class Registry:
