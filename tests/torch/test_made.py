@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.special
 import sympy
 import torch
 from torch import nn
@@ -83,6 +84,25 @@ def test_a_state_names_methods_in_c_that_only_compute() -> None:
             decoded(("slot", owner, name))
 
 
+def test_a_state_has_methods_called_by_name_only_if_the_code_names_them() -> None:
+    base = Survey()
+    base.mentioned = frozenset(("count", "__reduce_ex__"))
+    call = Decoder(base, []).value(("rebuilt", 0, "methodcaller", ["count", ("tuple", [1]), ("tuple", [])]))
+    assert call([1, 2, 1]) == 2
+    for name in ("tofile", "__reduce_ex__", ["count"]):
+        with pytest.raises(StateError, match=r"^the state holds "):
+            Decoder(base, []).value(("rebuilt", 0, "methodcaller", [name, ("tuple", [2]), ("tuple", [])]))
+
+
+def test_a_state_names_only_functions_of_numpys_kind_of_modules_that_the_code_names() -> None:
+    base = Survey()
+    base.named["scipy.special", ""] = scipy.special
+    assert Decoder(base, []).value(("pure", "scipy.special", "expit")) is scipy.special.expit
+    for module, name in (("scipy.special", "logsumexp"), ("scipy.special._ufuncs", "expit"), ("os", "system")):
+        with pytest.raises(StateError, match=r"which is not here"):
+            Decoder(base, []).value(("pure", module, name))
+
+
 @pytest.mark.parametrize(
     "plain",
     [
@@ -102,6 +122,7 @@ def test_a_state_names_methods_in_c_that_only_compute() -> None:
         ("generator of process", 0, "mine", ()),
         ("generator of process", 0, "NumPy", ()),
         ("rebuilt", 0, "methodcaller", ["system"]),
+        ("rebuilt", 0, "methodcaller", ["system", ("tuple", ["true"]), ("tuple", [])]),
         ("rebuilt", 0, "attrgetter", ["a.__class__"]),
         ("rebuilt", 0, "union", [1, 2]),
         ("rebuilt", 0, "typing", ["sys"]),
@@ -214,6 +235,16 @@ def test_a_state_may_hold_what_is_of_a_package_that_training_begins_with_objects
     assert creatable(Survey(), "torch.utils.data.dataset", "Subset") is None
     assert creatable(base, "torch.hub", "_Faketqdm") is None
     assert creatable(base, "collections", "ChainMap") is None
+
+
+def test_a_state_may_hold_instances_of_a_class_that_the_code_names() -> None:
+    def code() -> object:
+        return np.polynomial.Polynomial, np.random.Generator
+
+    base = Surveyor().survey([("self.code", code)])
+    assert creatable(base, "numpy.polynomial.polynomial", "Polynomial") is np.polynomial.Polynomial
+    assert creatable(base, "numpy.polynomial.chebyshev", "Chebyshev") is None
+    assert creatable(base, "numpy.random._generator", "Generator") is None
 
 
 def test_a_state_holds_no_second_one_of_a_class_that_decides_what_an_instance_is() -> None:

@@ -26,7 +26,7 @@ from hpstage.training.capture.kinds import INSTANCE, kind_of_type
 from hpstage.training.capture.survey import Survey
 from hpstage.training.code.attributes import container_of, has_own_memory
 from hpstage.training.code.namespaces import OF_LIBRARY
-from hpstage.training.code.owner import found_in, is_users_code, package_of
+from hpstage.training.code.owner import found_in, is_users_code, module_of, package_of
 
 RANDOM: dict[str, Callable[[], Any]] = {
     "Random": lambda: sys.modules["random"].Random,
@@ -89,8 +89,8 @@ def may_be_given(function: object) -> bool:
 def creatable(base: Survey, module: str, qualname: str) -> type | None:
     """Return the class of that name if its instances are defined by their attributes: a class of the user, or a
     dataclass, met before training began, a named tuple of a module that is imported, one of the kinds of libraries
-    that are listed here, or a class of a package of which training begins with objects. Creating an instance runs none
-    of its code."""
+    that are listed here, a class that the user's code names, or one of a package of which training begins with objects.
+    Creating an instance runs none of its code."""
     kind = base.named.get((module, qualname)) or found_in(_module(module), qualname)
     if not isinstance(kind, type):
         return None
@@ -106,10 +106,12 @@ def creatable(base: Survey, module: str, qualname: str) -> type | None:
 
 
 def _is_among_met(base: Survey, kind: type) -> bool:
-    """Return whether a library's class is of a package of which training begins with objects, whose attributes a state
-    holds as well (``Subset`` next to ``TensorDataset``), and is called for a new instance each time: no singleton."""
+    """Return whether a library's class is one that the user's code names (``np.polynomial.Polynomial``), or is of a
+    package of which training begins with objects, whose attributes a state holds as well (``Subset`` next to
+    ``TensorDataset``), and is called for a new instance each time: no singleton."""
     plain = type(kind) in (type, abc.ABCMeta) and not any("__new__" in vars(part) for part in kind.__mro__[:-1])
-    return plain and kind_of_type(kind) is INSTANCE and package_of(kind) in base.packages
+    met = f"{OF_LIBRARY}{module_of(kind)}.{kind.__qualname__}" in base.paths or package_of(kind) in base.packages
+    return plain and met and kind_of_type(kind) is INSTANCE
 
 
 def _has_named_items(kind: type) -> bool:
@@ -266,6 +268,22 @@ def _may_be_pure(function: object) -> bool:
 def functions_of_numpy() -> tuple[type, ...]:
     """Return the types of NumPy's own functions: that of ``np.add`` and that of ``np.mean``."""
     return numpy().ufunc, type(numpy().mean)
+
+
+def ufunc_name(base: Survey, function: Any) -> tuple[str, str] | None:
+    """Return module and name under which a state may name a function of NumPy's kind (``scipy.special.expit``), which
+    only computes; ``None`` for any other."""
+    if type(function) is numpy().ufunc:
+        for module in sorted(sys.modules):
+            if ufunc(base, module, function.__name__) is function:
+                return module, function.__name__
+    return None
+
+
+def ufunc(base: Survey, module: str, name: str) -> Any:
+    """Return the function of NumPy's kind of that name in a module that a state may name; ``None`` if none is there."""
+    found = vars(module_named(base, module) or types).get(name)
+    return found if type(found) is numpy().ufunc else None
 
 
 def module_named(base: Survey, name: str) -> types.ModuleType | None:

@@ -26,6 +26,7 @@ from hpstage.training.capture.allowed import (
     nameable,
     named,
     pure_function,
+    ufunc,
 )
 from hpstage.training.capture.atoms import is_known, made_of
 from hpstage.training.capture.derived import counting_step, kept_weight
@@ -287,7 +288,7 @@ class Decoder:
         return found
 
     def _make_pure(self, module: str, name: str) -> Any:
-        function = pure_function(module, name)
+        function = pure_function(module, name) or ufunc(self._base, module, name)
         if function is None:
             raise StateError(f"the state names {module}.{name}, which is not here")
         return function
@@ -449,7 +450,7 @@ class Decoder:
         return made
 
     def _create_rebuilt(self, name: str, parts: Plain) -> Any:
-        return rebuilt.made_of(name, self._list(parts))
+        return rebuilt.made_of(name, self._list(parts), self._base)
 
     def _list(self, items: list[Plain]) -> list[Any]:
         return [self.value(item) for item in items]

@@ -31,6 +31,7 @@ from hpstage.training.capture.allowed import (
     module_named,
     nameable,
     pure_name,
+    ufunc_name,
 )
 from hpstage.training.capture.atoms import parts_of
 from hpstage.training.capture.containers import Members
@@ -290,7 +291,7 @@ class Encoder:
             return "builtin", value.__name__
         if self._base.named.get(name) is value or self._local.named.get(name) is value:
             return "named", *name
-        found = pure_name(value)
+        found = pure_name(value) or ufunc_name(self._base, value)
         if found is not None:
             return "pure", *found
         module = str(name[0])
@@ -343,7 +344,7 @@ class Encoder:
         if kind is arrays.random.Generator or issubclass(kind, arrays.random.BitGenerator):
             return self._numbers(path, number, value)
         name = kind.__module__, name_of(kind)
-        if (made_of := rebuilt.parts_of(value)) is not None:
+        if (made_of := rebuilt.parts_of(value, self._base)) is not None:
             return "rebuilt", number, made_of[0], self._list(path, made_of[1])
         if creatable(self._base, *name) is kind or creatable(self._local, *name) is kind:
             if (container := container_of(kind)) is not None:

@@ -449,6 +449,20 @@ class Partial(Kind):
         yield from attribute_children(own)
 
 
+class Operator(Kept):
+    """``operator.itemgetter``, ``attrgetter`` and ``methodcaller``: immutable except for the objects they hold."""
+
+    name = "operator"
+
+    def read(self, obj: Any, skip: frozenset[str]) -> tuple[Any, ...]:
+        made_by, parts = obj.__reduce__()
+        return parts if isinstance(made_by, type) else (*made_by.args, *parts, *made_by.keywords.items())
+
+    def children(self, content: tuple[Any, ...]) -> Iterator[Child]:
+        for index, part in enumerate(content):
+            yield f"[{index}]", part
+
+
 class Vectorized(Kept):
     """``numpy.ufunc``: immutable except for what the functions hold that one of ``numpy.frompyfunc`` calls."""
 

@@ -9,6 +9,7 @@ import enum
 import functools
 import io
 import mmap
+import operator
 import random
 import sys
 import threading
@@ -119,6 +120,7 @@ _BY_TYPE: tuple[tuple[tuple[Any, ...], Kind], ...] = (
     ((types.FunctionType,), _FUNCTION),
     ((types.CellType,), instances.Cell()),
     ((functools.partial,), instances.Partial()),
+    ((operator.itemgetter, operator.attrgetter, operator.methodcaller), instances.Operator()),
     ((stateful.CACHE_TYPE,), CACHE),
     ((types.GeneratorType, *stateful.ITERATORS), stateful.Moving()),
     ((io.IOBase,), _FILE),

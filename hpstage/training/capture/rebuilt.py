@@ -1,7 +1,6 @@
 """Immutable objects of Python and of libraries that are all that they were made of: a state holds those parts.
 
-Not among them: ``operator.methodcaller``, by which a state could have any method called, with arguments of its own; and
-``re.Match``, which only a search gives: a state could name one that never ends.
+Not among them: ``re.Match``, which only a search gives: a state could name one that never ends.
 """
 
 from __future__ import annotations
@@ -15,14 +14,18 @@ from typing import Any
 
 from hpstage.errors import StateError
 from hpstage.training.capture.kind import numpy, torch
+from hpstage.training.capture.survey import Survey
 from hpstage.training.code.attributes import own_of
 
 Parts = tuple[Any, ...]
 
 
-def parts_of(value: object) -> tuple[str, Parts] | None:
+def parts_of(value: object, base: Survey) -> tuple[str, Parts] | None:
     """Return what kind of such an object this is, and the parts that it was made of; ``None`` for any other object, and
     for one that would not be the same if it was made again."""
+    if type(value) is operator.methodcaller:
+        name, arguments, keywords = _parts_of_call(value)
+        return (_CALLER, (name, arguments, keywords)) if _may_be_called(name, base) else None
     for name, (is_one, parts, _) in _KINDS.items():
         if is_one(value):
             found = parts(value)
@@ -30,8 +33,13 @@ def parts_of(value: object) -> tuple[str, Parts] | None:
     return None
 
 
-def made_of(name: str, parts: list[Any]) -> Any:
+def made_of(name: str, parts: list[Any], base: Survey) -> Any:
     """Make an object of its parts again. Raises :class:`StateError` for those of no such object."""
+    if name == _CALLER:
+        method, arguments, keywords = parts
+        if not _may_be_called(method, base):
+            raise StateError(f"the state holds a methodcaller of {method!r}, which this code does not name")
+        return operator.methodcaller(method, *arguments, **dict(keywords))
     if name not in _KINDS:
         raise StateError(f"the state holds a {name!r}, which this hpstage does not know")
     return _KINDS[name][2](*parts)
@@ -49,6 +57,23 @@ def _attributes(*names: Any) -> Any:
     if not all(map(_is_public, names)):
         raise StateError(f"the state holds an attrgetter of {names}, which none may hold")
     return operator.attrgetter(*names)
+
+
+_CALLER = "methodcaller"
+
+
+def _parts_of_call(value: Any) -> tuple[str, Parts, Parts]:
+    """Return the name of a method, its arguments, and those by keyword."""
+    made_by, parts = value.__reduce__()
+    if made_by is operator.methodcaller:
+        return parts[0], parts[1:], ()
+    return made_by.args[0], parts, tuple(made_by.keywords.items())
+
+
+def _may_be_called(name: str, base: Survey) -> bool:
+    """Return whether the user's code names a method: a state provides the arguments, as for a function of the user's,
+    but must not be able to choose another method, such as one that writes a file."""
+    return _is_public(name) and name in base.mentioned
 
 
 def _is_public(name: str) -> bool:

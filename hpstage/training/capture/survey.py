@@ -81,6 +81,8 @@ class Survey:
         """Ids of objects that were met by weak references alone: what keeps them alive is not known."""
         self.beyond: Collection[str] = ()
         """Names by which code reaches memory that a tensor or array shares but does not show."""
+        self.mentioned: frozenset[str] = frozenset()
+        """Names and texts in the user's code."""
 
     def joined(self, more: Survey) -> Survey:
         """Return a survey of everything in either survey; of what is in both, this one's records."""
@@ -90,7 +92,7 @@ class Survey:
         found.records, found.paths = more.records | self.records, more.paths | self.paths
         found.named, found.cached = more.named | self.named, more.cached | self.cached
         found.within_libraries, found.weak = self.within_libraries | more.within_libraries, self.weak | more.weak
-        found.beyond = self.beyond or more.beyond
+        found.beyond, found.mentioned = self.beyond or more.beyond, self.mentioned | more.mentioned
         return found
 
     def __contains__(self, obj: object) -> bool:

@@ -210,6 +210,8 @@ class _Walk:
         self._visit_all()
         while self._wait_no_longer():
             self._visit_all()
+        known, read = self._known.mentioned, self._surveyor.read
+        self._found.mentioned = known if len(known) == len(read) else frozenset(read)
         return self._found
 
     def _wait_no_longer(self) -> bool:

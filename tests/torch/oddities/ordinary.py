@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse
+import scipy.special
 import torch
 
 from tests.torch.oddities.oddity import Odd, odd
@@ -66,6 +67,19 @@ CHOSEN: dict[str, tuple[Callable[[int], Any], Callable[[Any], float]]] = {
     ),
     "an itemgetter": (lambda n: operator.itemgetter(n), lambda kept: kept([1, 2])),
     "an attrgetter": (lambda n: operator.attrgetter(("x", "x.real")[n]), lambda kept: kept(Point())),
+    "a methodcaller": (
+        lambda n: (operator.methodcaller("split", "x", maxsplit=n), operator.methodcaller("split", "x"))[n],
+        lambda kept: len(kept("axbxc")),
+    ),
+    "a function of SciPy's": (
+        lambda n: (scipy.special.expit, scipy.special.erf)[n],
+        lambda kept: float(kept(0.3)),
+    ),
+    "a polynomial": (
+        lambda n: (np.polynomial.Polynomial.fit([0, 1, 2], [n, 1, 3], 1), np.polynomial.Chebyshev([1, 2]))[n],
+        lambda kept: float(kept(0.3)),
+    ),
+    "a polynomial of the old kind": (lambda n: np.poly1d([1, n]), lambda kept: float(kept(0.3))),
     "limits of torch's": (
         lambda n: (torch.finfo(torch.float16), torch.iinfo(torch.int8))[n],
         lambda kept: kept.max,
@@ -131,10 +145,17 @@ def _(kept: Any, self: Odd) -> float:
     return self.dotted["n"]
 
 
-@odd("a methodcaller that training makes", refused=r"self\.call holds a operator\.methodcaller that training has made")
+@odd("a methodcaller of Python's own", refused=r"self\.call holds a operator\.methodcaller that training has made")
 def _(kept: Any, self: Odd) -> float:
-    self.call = operator.methodcaller("count", 1)
+    self.call = operator.methodcaller("__len__")
     return self.call([1])
+
+
+@odd("a list behind a methodcaller", lambda: operator.methodcaller("count", [1.0]))
+def _(kept: Any, self: Odd) -> float:
+    (_, counted) = kept.__reduce__()[1]
+    counted.append(float(self.steps))
+    return kept([counted]) + sum(counted)
 
 
 @odd("an attrgetter of Python's own", refused=r"self\.get holds a operator\.attrgetter that training has made")
@@ -149,7 +170,7 @@ def _(kept: Any, self: Odd) -> float:
     return 1
 
 
-@odd("limits that are given an attribute", refused=r"self\.limits holds a numpy\.iinfo that training has made")
+@odd("limits that are given an attribute")
 def _(kept: Any, self: Odd) -> float:
     self.limits = np.iinfo("i4")
     self.limits.n = self.steps  # type: ignore[attr-defined]
