@@ -17,6 +17,7 @@ from typing import Any
 
 from hpstage.errors import StateError
 from hpstage.training.capture import registered
+from hpstage.training.capture.class_dicts import ClassDicts
 from hpstage.training.capture.decoding import Decoder
 from hpstage.training.capture.encoding import ANSWERED, Encoder, is_answered
 from hpstage.training.capture.guard import Guard
@@ -65,6 +66,7 @@ class World:
         self._cached: dict[int, Record] = {}
         self._filled: dict[int, Any] = {}
         self._entered: Variables | None = None
+        self._shared: ClassDicts | None = None
 
     def _all_roots(self) -> Iterator[tuple[str, object]]:
         compile_by_arguments_only()  # torch may have been imported, or set to compile, since the last survey
@@ -106,6 +108,8 @@ class World:
                     with suppress(*_CANNOT):  # there is no more training here
                         record.restore()
             self.pristine = None
+        if self._shared is not None:
+            self._shared.put_back()
 
     def reset(self) -> None:
         """Restore all that training can reach to how it was before the first setup. The first call only records it.
@@ -122,6 +126,8 @@ class World:
                 )
         self._note_filled()
         self.base = None
+        self._shared = self._shared or ClassDicts()
+        self._shared.put_back()
         if self.pristine is None:
             self.pristine = self._surveyor.survey(self._all_roots(), copied=True)
         else:

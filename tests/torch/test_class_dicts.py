@@ -1,0 +1,71 @@
+"""What accelerate keeps for all of its objects, in dicts of its classes, is as it was where each trial begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+
+from hpstage.checkpoints.state_tree import reread
+from hpstage.training.trainables import as_trainable
+from tests.torch.trainables import Small, advance, hp_at, network, outcome
+
+accelerate = pytest.importorskip("accelerate")
+STATES = accelerate.state.AcceleratorState, accelerate.state.PartialState, accelerate.state.GradientState
+
+STEPS, FORK = 7, 3
+
+
+@pytest.fixture(autouse=True)
+def fresh_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in STATES:
+        monkeypatch.setattr(kind, "_shared_state", {})
+
+
+class Accelerated(Small):
+    """Accumulates gradients as accelerate's book shows it, in a precision that the trial chooses."""
+
+    def model(self, hp: Mapping[str, Any]) -> torch.nn.Module:
+        self.accelerator = accelerate.Accelerator(
+            cpu=True, gradient_accumulation_steps=3, mixed_precision="bf16" if hp["lr"] < 0.01 else "no"
+        )
+        return network()
+
+    def optimizer(self, model: torch.nn.Module, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
+        made = super().optimizer(model, hp)
+        self.prepared = self.accelerator.prepare(made)
+        return made
+
+    def update(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+        with self.accelerator.accumulate(model):
+            self.accelerator.backward(self.loss(model, batch))
+            self.prepared.step()
+            self.prepared.zero_grad()
+
+
+def begun() -> Any:
+    trainable: Any = as_trainable(Accelerated())
+    trainable.setup(hp_at(0))
+    return trainable
+
+
+def test_a_trial_and_a_fork_begin_without_what_another_has_left() -> None:
+    with closing(begun()) as first:
+        expected = outcome(advance(first, 0, STEPS))
+    assert not any(kind._shared_state for kind in STATES)
+    with closing(begun()) as worker:
+        state = reread(advance(worker, 0, FORK).state_dict())
+        advance(worker, FORK, FORK + 2)
+        worker.setup(hp_at(0))
+        worker.load_state_dict(state)
+        assert outcome(advance(worker, FORK, STEPS)) == expected
+        worker.setup({**hp_at(0), "lr": 0.001})
+        worker.prepare()
+        assert worker.subject.accelerator.mixed_precision == "bf16"
+        worker.setup(hp_at(0))
+        worker.prepare()
+        assert worker.subject.accelerator.mixed_precision == "no"
+        assert outcome(advance(worker, 0, STEPS)) == expected
