@@ -22,7 +22,7 @@ from hpstage.execution.fork import Fork, obstacle
 from hpstage.schedule import Scalar
 from hpstage.trainable import Trainable
 from hpstage.training.adapter import checked_metrics
-from hpstage.training.capture.portrait import Difference, by_likely_cause, differences, follows, shown
+from hpstage.training.capture.portrait import GENERATOR, Difference, by_likely_cause, differences, follows, shown
 from hpstage.training.capture.stateless import LOCAL, MOST, excluding, stated_on
 from hpstage.training.changes import MADE
 from hpstage.training.pickles import REMEDY, pickles_in
@@ -33,6 +33,11 @@ MEASURING = (
     "What is done only where run.wants_report is true must leave all as it was: call model.eval() before it and "
     "model.train() after it, and let training depend on what every step computes, not on what is measured; "
     "what is noted there and training does not depend on is named in `stateless`"
+)
+_SEED = (
+    ". A random generator that is made without a seed begins anywhere: give it one where it is made (default_rng(0)); "
+    "an environment of gymnasium that is unseeded, and each of vectorized ones, by reset(seed=0), and the spaces of "
+    "both by action_space.seed(0) and observation_space.seed(0)"
 )
 _STATE = "the state"
 Step = Callable[[int, Mapping[str, Scalar], bool], None]
@@ -396,9 +401,10 @@ def _explained(found: Outcome, verification: ForkVerification) -> str:
             f"measuring changes training: {path} is {straight} after {count_of(steps, 'step')}, and {forked} where one "
             f"requests a report and did not before, or does not and did. {MEASURING}"
         )
+    seed = _SEED if any(text.startswith(GENERATOR) for _, text, _ in found.differences) else ""
     return (
         f"training from a saved state differs from training straight through: after {count_of(steps, 'more step')} "
         f"{path} is {forked} from the state and {straight} straight through{also}. Something that training changes is "
         f"in no state: {remedy}, or make it a function of the step{unless}. Or a step depends on what is never the "
-        f"same, such as the time or the system's random numbers"
+        f"same, such as the time or the system's random numbers{seed}"
     )

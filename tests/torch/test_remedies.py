@@ -333,3 +333,49 @@ def test_an_address_is_in_no_state() -> None:
 
     with pytest.raises(StateError, match=r"model\.handle .*c_void_p"):
         searched(train)
+
+
+class Playing:
+    """Takes its numbers from environments, of which no base class says that they are random."""
+
+    seeded = False
+
+    def __init__(self, run: hpstage.Run) -> None:
+        gymnasium = pytest.importorskip("gymnasium")
+        self.envs = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
+        self.seen, _ = self.envs.reset(seed=0 if self.seeded else None)
+        for env in (self.envs, *self.envs.envs) if self.seeded else ():
+            env.action_space.seed(0)
+            env.observation_space.seed(0)
+        self.model = torch.nn.Linear(4, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=run.hp["lr"])
+
+    def train(self, run: hpstage.Run) -> None:
+        self.model.__dict__["player"] = self
+        run.attach(model=self.model, optimizer=self.optimizer)
+        for _ in run.steps():
+            given = self.model(torch.from_numpy(self.seen))
+            self.seen = self.envs.step(given.argmax(1).numpy())[0]
+            loss = given.square().mean()
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            run.report(loss=loss.item())
+
+
+class Seeded(Playing):
+    seeded = True
+
+
+def test_environments_without_a_seed_are_refused_with_the_remedy() -> None:
+    def unseeded(run: hpstage.Run) -> None:
+        Playing(run).train(run)
+
+    def seeded(run: hpstage.Run) -> None:
+        Seeded(run).train(run)
+
+    with pytest.raises(StateError, match=r"_np_random is a random generator .*that is unseeded, .* by reset\(seed=0\)"):
+        searched(unseeded)
+    values = searched(seeded)
+    assert values == searched(seeded)
+    assert None not in values

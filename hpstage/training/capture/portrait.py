@@ -26,6 +26,8 @@ from hpstage.training.identity.settings import NEXT_HOOK
 _LONGEST = 120
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
 _CLASS = ".__class__"
+GENERATOR = "a random generator at "
+"""How the text of a random generator begins."""
 _IDLE = ".defaults['differentiable']"
 """Attributes of a user's optimizer that torch sets when a state is loaded, and that no step reads."""
 
@@ -38,7 +40,7 @@ def texts_of(record: Record, survey: Survey) -> Iterator[tuple[str, str]]:
     elif record.kind.name == "storage":
         yield record.path, values_text(record.content)
     elif record.kind.name == "random state":
-        yield record.path, digest(record.content)
+        yield record.path, GENERATOR + digest(record.content)[:16]
     elif record.kind.name == "settings":
         # Registered hooks show their numbers elsewhere; the number of the next one also counts removed hooks.
         settings = {name: value for name, value in record.content.items() if name != NEXT_HOOK}

@@ -27,10 +27,12 @@ def unmoving(record: Record) -> StateError:
             f"it training has changed: import it where your module begins"
         )
     if kind == "iterator":
+        numbered = ".default_factory" in path
+        own = ", or number the keys of a defaultdict by its length: `d.default_factory = d.__len__`" if numbered else ""
         return StateError(
             f"{path} is a {what} that has moved on in training; its position can be in no state, so that forks "
             f"would continue from another one. Make what it gives a function of the step, or keep a position of "
-            f"your own; {excluding(path)}"
+            f"your own{own}; {excluding(path)}"
         )
     if kind == "bulk":
         why = f"holds more than {BULK:,} containers, too many to know what has changed in which: use arrays"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import io
 import itertools
 import logging
@@ -25,6 +26,26 @@ from tests.torch.oddities.oddity import Odd, odd
 @odd("a count", itertools.count, refused=r"self\.kept is a itertools\.count that has moved on")
 def _(kept: Any, self: Odd) -> float:
     return next(kept)
+
+
+@odd(
+    "a dict that numbers its keys by a count",
+    lambda: collections.defaultdict(itertools.count().__next__),
+    refused=r"self\.kept\.default_factory.* has moved on .*by its length: `d\.default_factory = d\.__len__`",
+)
+def _(kept: Any, self: Odd) -> float:
+    return kept[self.steps % 4]
+
+
+def numbering() -> Any:
+    kept: collections.defaultdict[int, int] = collections.defaultdict()
+    kept.default_factory = kept.__len__
+    return kept
+
+
+@odd("a dict that numbers its keys by its length", numbering)
+def _(kept: Any, self: Odd) -> float:
+    return kept[self.steps * 5 % 7]
 
 
 @odd("a generator", lambda: (n for n in range(99)), refused=r"self\.kept is a generator that has moved on")
