@@ -35,17 +35,15 @@ def _found() -> Iterator[tuple[type, str, dict[str, Any]]]:
             if id(kind) not in seen:
                 seen.add(id(kind))
                 todo.append(kind)
-                members = list(vars(kind).items())
-                dicts = [(name, value) for name, value in members if type(value) is dict]
-                named = {name for _, member in members if dicts for name in _attached_by(member)}
-                if named and not is_users_code(kind):
-                    yield from ((kind, name, value) for name, value in dicts if name in named)
+                constructor = vars(kind).get("__init__")
+                # Of the thousands of classes in a process, few have such a constructor.
+                if type(constructor) is types.FunctionType and "__dict__" in constructor.__code__.co_names:
+                    yield from _attached_by(constructor.__code__, kind)
 
 
-def _attached_by(member: object) -> tuple[str, ...]:
-    """Return the names in a function that gives an object another ``__dict__``; no names for all else."""
-    if not isinstance(member, types.FunctionType) or "__dict__" not in member.__code__.co_names:
-        return ()
-    code = member.__code__
+def _attached_by(code: types.CodeType, kind: type) -> Iterator[tuple[type, str, dict[str, Any]]]:
+    """Yield the dicts of a library's class that its constructor names, if it gives instances another ``__dict__``."""
     sets = any(item.opname == "STORE_ATTR" and item.argval == "__dict__" for item in instructions_of(code))
-    return code.co_names if sets else ()
+    if sets and not is_users_code(kind):
+        own = vars(kind)
+        yield from ((kind, name, own[name]) for name in code.co_names if type(own.get(name)) is dict)
