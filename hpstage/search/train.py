@@ -259,7 +259,7 @@ def _first_metric(trainable: Any, one: Configuration) -> str:
         finally:
             adapter.close()
     if not found:
-        raised = "" if why is None else f", which raised {type(why).__name__}: {why}"
+        raised = "" if why is None else f", since it raised {type(why).__name__}: {why}"
         raise UsageError(
             f"the untrained model gives no metric{raised}; give metric=, a name that evaluate() returns or that "
             f"run.report() receives"
