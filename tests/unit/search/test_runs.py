@@ -135,7 +135,7 @@ def test_a_metric_that_a_trained_run_does_not_have_is_refused_with_those_it_has(
 
 
 def test_without_a_metric_the_error_says_why_the_untrained_model_has_none(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"gives no metric, since it raised ValueError: not before setup; give metric="):
+    with pytest.raises(UsageError, match=r"no metric, since it raised ValueError: not before setup; give metric="):
         train(tmp_path, trainable=NeverSetUp(), metric=None)
 
 
