@@ -9,6 +9,7 @@ are listed here.
 from __future__ import annotations
 
 import abc
+import builtins
 import collections
 import dataclasses
 import functools
@@ -176,11 +177,16 @@ def nameable(base: Survey, module: str, qualname: str) -> Any:
 
 
 def _plain_kinds() -> Iterator[type]:
-    """Yield the classes of plain values, containers, tensors and arrays."""
+    """Yield the classes of plain values, containers, tensors and arrays, and Python's own exceptions."""
     library, arrays = torch(), numpy()
-    yield from (*_PLAIN, *CONTAINERS.values(), arrays.ndarray, *arrays.sctypeDict.values())
+    yield from (*_PLAIN, *CONTAINERS.values(), arrays.ndarray, *arrays.sctypeDict.values(), *_EXCEPTIONS)
     if library is not None:
         yield from (library.Tensor, library.nn.Parameter, library.Generator)
+
+
+_EXCEPTIONS = tuple(
+    kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, BaseException)
+)
 
 
 def named(module: str, qualname: str) -> object:

@@ -158,8 +158,8 @@ def _(kept: Any, self: Odd) -> float:
 @odd("the bases of a library's class", lambda: argparse.ArgumentError(None, ""))
 def _(kept: Any, self: Odd) -> float:
     if self.steps == 2:
-        argparse.ArgumentError.__bases__ = (Warning,)
-    return isinstance(kept, Warning) + 2 * isinstance(kept, ArithmeticError)
+        argparse.ArgumentError.__bases__ = (BufferError,)  # which nothing but this names
+    return isinstance(kept, BufferError) + 2 * isinstance(kept, ArithmeticError)
 
 
 class Registry:
