@@ -34,16 +34,13 @@ from hpstage.plan.facts import (
     WorkerId,
     WorkersChanged,
 )
-from hpstage.plan.log import facts_of
+from hpstage.plan.log import PIECE, facts_of
 from hpstage.plan.messages import host_of
 from hpstage.plan.nodes import Node, PlannedTrial, branches_beyond
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.uncollected import uncollected
 from hpstage.scheduler.widths import Widths
 from hpstage.store import Journal
-
-# Records of a long journal that are read at a time.
-_PIECE = 10_000
 
 
 @dataclass(slots=True)
@@ -129,7 +126,7 @@ class Accounting:
         """Fold the records of the journal that are folded into the plan, calling ``seen`` with each fact."""
         with uncollected():
             while self.position < self.plan.position:  # in pieces: a long journal need not be in memory at once
-                records = journal.read(self.position, min(_PIECE, self.plan.position - self.position))
+                records = journal.read(self.position, min(PIECE, self.plan.position - self.position))
                 for fact in facts_of(records, self.position):
                     self.apply(fact)
                     seen(fact)

@@ -28,8 +28,8 @@ encode = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder(Fact | Annotated[tuple[Fact, ...], msgspec.Meta(min_length=1)])
 _raw = msgspec.json.Decoder(tuple[msgspec.Raw, ...])
 NOTHING: Mapping[str, str] = MappingProxyType({})
-# Records of a long journal that are read at a time.
-_PIECE = 10_000
+PIECE = 1000
+"""Records of a long journal that are read at a time, each of up to ten facts."""
 # Facts that are worth a pause of the garbage collector.
 _MANY = 100
 # The most facts of a record: pieces of a journal and snapshots, which count records, stay of a bounded size.
@@ -88,7 +88,7 @@ def fold_all(journal: Journal, plan: SearchPlan, fold: Callable[[Fact], object])
     """Fold all of the journal's records after the plan's cursor, as :func:`fold_on` does."""
     with uncollected():
         # In pieces, so that the records of a long journal need not be in memory at once.
-        while fold_on(journal, plan, fold, _PIECE) == _PIECE:
+        while fold_on(journal, plan, fold, PIECE) == PIECE:
             pass
 
 

@@ -18,6 +18,7 @@ from hpstage.plan.checks import VERSION
 from hpstage.plan.facts import DriverId, DriverJoined, NodeId, SearchStarted, StateKey, StateLost
 from hpstage.plan.log import Facts, Log, encode, open_existing_plan, open_plan, read_facts
 from hpstage.store import MemoryJournal
+from hpstage.store.cursor import Cursor
 from hpstage.testing.toys import Tape
 from tests.records import separated
 
@@ -57,6 +58,30 @@ def test_facts_written_together_share_records_and_read_as_those_with_a_record_ea
         assert list(read_facts(store))[1:] == joined == list(Facts(store.read()))[1:]
         assert open_existing_plan(store).drivers == plan.drivers
     assert Facts(journal.read())[-1] == joined[-1]
+
+
+class Counting(MemoryJournal):
+    """Keeps how many facts were read at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.facts: list[int] = []
+
+    def read_on(self, cursor: Cursor, limit: int | None = None) -> tuple[list[bytes], Cursor]:
+        records, behind = super().read_on(cursor, limit)
+        self.facts.append(len(Facts(records)))
+        return records, behind
+
+
+def test_of_a_long_journal_few_facts_are_in_memory_at_a_time() -> None:
+    """However many facts share a record."""
+    journal = Counting()
+    log = Log(plan := open_plan(journal, StateKey("w" * 32), {}), journal, plan.apply)
+    assert log.commit([DriverJoined(DriverId(str(n)), "", "here", n, 0.0) for n in range(20_000)])
+    journal.facts.clear()
+    assert open_existing_plan(journal).drivers == plan.drivers
+    assert sum(journal.facts) == 20_001
+    assert max(journal.facts) <= 10_000
 
 
 def test_a_fact_that_contradicts_is_named_by_its_record_and_one_that_cannot_be_written_by_its_kind() -> None:
