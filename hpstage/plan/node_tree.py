@@ -114,26 +114,27 @@ class NodeTree:
 
     def begin(self, root: Node) -> None:
         """Register a root for trials that begin like it, and start its history."""
-        self._enter(root)
-        names = root.names
-        if lacking := self.lacking.get(root.id):
-            names = tuple([name for name in names if name not in lacking])
-        if self.sharing:
-            root.begin(self.roots(names).nothing, names)
-        else:
-            root.begin(History.new(self.workload, names, salt=root.maker.id), names)
+        roots = self._enter(root)
+        lacking = self.lacking.get(root.id, ())
+        if lacking:
+            roots = self.roots(tuple([name for name in root.names if name not in lacking]))
+        nothing = roots.nothing if self.sharing else History.new(self.workload, roots.names, salt=root.maker.id)
+        root.begin(nothing, lacking)
 
-    def _enter(self, root: Node) -> None:
-        """Register a root for trials that begin like it, via an existing root with the same values if there is one."""
-        found = self.roots(root.names).setdefault(root.first if self.sharing else (root.maker.id, *root.first), root)
+    def _enter(self, root: Node) -> Roots:
+        """Register a root for trials that begin like it, via an existing root with the same values if there is one, and
+        return the roots of its names."""
+        roots = self.roots(root.names)
+        found = roots.setdefault(root.first if self.sharing else (root.maker.id, *root.first), root)
         if found is not root:
             self._equal.setdefault(found.id, []).append(root)
+        return roots
 
     # --- hyperparameters that come later ---------------------------------------------------------------------
 
     def filled(self, schedules: Mapping[str, Schedule]) -> Mapping[str, Schedule]:
         """Return a trial's schedules with the defaults of those that it lacks."""
-        if self.defaults.keys() <= schedules.keys():
+        if not self.defaults or self.defaults.keys() <= schedules.keys():
             return schedules
         return {**{name: constant(value) for name, value in self.defaults.items()}, **schedules}
 

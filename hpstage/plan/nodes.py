@@ -212,10 +212,12 @@ class Node:
                 self._states[step] = state
         return state
 
-    def begin(self, nothing: History, names: Sequence[str]) -> None:
-        """Start a root's branch with an empty history and the values of the hyperparameters that count from there."""
-        values = self.hyperparameters(0)
-        self._history = nothing.changed(0, [(name, values[name]) for name in names])
+    def begin(self, nothing: History, lacking: Sequence[str]) -> None:
+        """Start a root's branch with an empty history and its values, without those of ``lacking`` hyperparameters."""
+        values: Iterable[tuple[str, Scalar]] = zip(self.names, self.values(0), strict=True)
+        if lacking:
+            values = [(name, value) for name, value in values if name not in lacking]
+        self._history = nothing.changed(0, values)
 
     def extend(self, names: tuple[str, ...], constant: Mapping[str, Scalar]) -> None:
         """Add hyperparameters, which do not vary."""
