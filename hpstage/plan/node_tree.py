@@ -165,8 +165,8 @@ class NodeTree:
         self._siblings = {
             (node.id, child.start, child.first): child
             for node in self.nodes
-            if len(node.children) > 1
-            for child in node.children
+            if not isinstance(node._children, Node)
+            for child in node._children
         }
 
     def child_of(self, parent: Node, step: int, first: tuple[object, ...]) -> Node | None:

@@ -2,30 +2,86 @@
 
 Of a field, most objects have a value of one type. Numbers are written as they are; strings, and objects of the classes,
 as numbers of theirs; containers as their lengths and one column of all items. Nothing else can be written, so that
-reading makes objects of these classes alone, and calls none of their methods but the constructors of structs.
+reading makes objects of these classes alone, and calls none of their methods but the constructors of structs. A column
+is decoded when its turn comes: the numbers of all together would take as much memory as the objects.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, count, islice
-from operator import attrgetter
+from itertools import chain, compress, count, islice, repeat
+from operator import attrgetter, is_
 from types import NoneType
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from hpstage.plan.ordered import Ordered
 
-Column = Any
-"""A tag, and what it says how to read."""
-Content = tuple[list[str], list[tuple[int, int, list[Column]]], Column]
+_Number = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Plain(msgspec.Struct, array_like=True, tag=0):
+    values: list[int | float | bool | None]
+
+
+class _Texts(msgspec.Struct, array_like=True, tag=1):
+    numbers: list[_Number]
+
+
+class _Constants(msgspec.Struct, array_like=True, tag=2):
+    numbers: list[_Number]
+
+
+class _Objects(msgspec.Struct, array_like=True, tag=3):
+    """``kind``: the number of their class."""
+
+    kind: _Number
+    numbers: list[_Number]
+
+
+class _Items(msgspec.Struct, array_like=True, tag=4):
+    """``numbers``: set where fewer sequences are written than there are."""
+
+    kind: _Number
+    numbers: list[_Number] | None
+    lengths: list[_Number]
+    items: msgspec.Raw
+
+
+class _Pairs(msgspec.Struct, array_like=True, tag=5):
+    kind: _Number
+    lengths: list[_Number]
+    keys: msgspec.Raw
+    items: msgspec.Raw
+
+
+class _Mixed(msgspec.Struct, array_like=True, tag=6):
+    """``kinds``: of each value, the number of the column that has it."""
+
+    kinds: list[_Number]
+    columns: list[msgspec.Raw]
+
+
+class _Same(msgspec.Struct, array_like=True, tag=7):
+    """``value``: a column of one value, which is there ``length`` times."""
+
+    length: _Number
+    value: msgspec.Raw
+
+
+_Column = _Plain | _Texts | _Constants | _Objects | _Items | _Pairs | _Mixed | _Same
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Column).decode
+
+Content = tuple[list[str], list[tuple[int, int, list[msgspec.Raw]]], msgspec.Raw]
 """The strings; batches of objects: the number of their class, how many there are, a column for each field; the root."""
 
-_PLAIN, _TEXTS, _CONSTANTS, _OBJECTS, _ITEMS, _PAIRS, _MIXED = range(7)
+_PER_BYTE = 16
+"""How many times a value may be there, by bytes of all content."""
 _NUMBERS = frozenset({NoneType, bool, int, float})
 _SEQUENCES: tuple[type, ...] = (list, tuple, set, Ordered)
 _MAPPINGS: tuple[Any, ...] = (dict, Counter)
@@ -68,7 +124,7 @@ class Layout:
         return _Reader(self, content, most).root
 
 
-class _Texts(dict[str, int]):
+class _NumberedTexts(dict[str, int]):
     """Strings, numbered in the order in which they first occur."""
 
     def __missing__(self, text: str) -> int:
@@ -82,7 +138,7 @@ class _Writer:
         self._constants = {id(constant): number for number, constant in enumerate(layout.constants)}
         self._may_be_constant = {*map(type, layout.constants)}
         self._places = {kind: place for place, kind in enumerate(layout.fields)}
-        self._texts = _Texts()
+        self._texts = _NumberedTexts()
         self._numbers: dict[type, dict[int, int]] = {kind: {} for kind in layout.fields}  # by the objects' ids
         self._new: dict[type, list[object]] = {kind: [] for kind in layout.fields}  # their fields are to be written
 
@@ -97,39 +153,47 @@ class _Writer:
                     batches.append((self._places[kind], len(objects), columns))
         return [*self._texts], batches, first
 
-    def _column(self, values: Sequence[Any]) -> Column:
-        found = {*map(type, values)}
-        if found <= _NUMBERS:
-            return _PLAIN, values
+    def _column(self, values: list[Any]) -> msgspec.Raw:
+        return msgspec.Raw(_encode(self._of_all(values)))
+
+    def _of_all(self, values: list[Any]) -> _Column:
+        if len(values) > 1 and all(map(is_, values, repeat(values[0]))):
+            return _Same(len(values), self._column(values[:1]))
         kinds: list[type] = [*map(type, values)]
+        found = {*kinds}
+        if found <= _NUMBERS:
+            return _Plain(values)
         if not found.isdisjoint(self._may_be_constant) and not self._constants.keys().isdisjoint(map(id, values)):
             kinds = [_Constant if id(value) in self._constants else type(value) for value in values]
         places = {kind: place for place, kind in enumerate(dict.fromkeys(kinds))}
         if len(places) == 1:
             return self._of(kinds[0], values)
-        parts = ([value for value, its in zip(values, kinds, strict=True) if its is kind] for kind in places)
-        return _MIXED, [*map(places.__getitem__, kinds)], [self._column(part) for part in parts]
+        parts = ([*compress(values, map(is_, kinds, repeat(kind)))] for kind in places)
+        return _Mixed([*map(places.__getitem__, kinds)], [self._column(part) for part in parts])
 
-    def _of(self, kind: Any, values: Sequence[Any]) -> Column:
+    def _of(self, kind: Any, values: list[Any]) -> _Column:
         if kind is str:
-            return _TEXTS, [*map(self._texts.__getitem__, values)]
+            texts = [*map(self._texts.__getitem__, values)]
+            if len(texts) > 1 and texts.count(texts[0]) == len(texts):
+                return _Same(len(values), self._column(values[:1]))
+            return _Texts(texts)
         if kind is _Constant:
-            return _CONSTANTS, [self._constants[id(value)] for value in values]
+            return _Constants([self._constants[id(value)] for value in values])
         if kind in self._places:
-            return _OBJECTS, self._places[kind], self._numbered(kind, values)
+            return _Objects(self._places[kind], self._numbered(kind, values))
         if kind in _MAPPINGS:
             keys, items = (self._column([*chain.from_iterable(each)]) for each in (values, map(kind.values, values)))
-            return _PAIRS, _MAPPINGS.index(kind), [*map(len, values)], keys, items
+            return _Pairs(_MAPPINGS.index(kind), [*map(len, values)], keys, items)
         if kind not in _SEQUENCES:
             raise TypeError(f"a snapshot cannot hold a value of type {kind.__qualname__}")
-        numbers = None
+        numbers: list[int] | None = None
         if kind is set:
             values = [*map(sorted, values)]
         elif kind is tuple and len(distinct := {id(value): value for value in values}) < len(values):
             places = {key: place for place, key in enumerate(distinct)}  # what cannot change is there once
             numbers, values = [*map(places.__getitem__, map(id, values))], [*distinct.values()]
         items = self._column([*chain.from_iterable(values)])
-        return _ITEMS, _SEQUENCES.index(kind), numbers, [*map(len, values)], items
+        return _Items(_SEQUENCES.index(kind), numbers, [*map(len, values)], items)
 
     def _numbered(self, kind: type, values: Sequence[Any]) -> list[int]:
         numbers, ids = self._numbers[kind], [*map(id, values)]
@@ -145,7 +209,8 @@ class _Reader:
         self._layout = layout
         self._kinds = [*layout.fields]
         self._made: dict[type, list[Any]] = {}
-        self._batches: dict[type, list[list[Column]]] = {kind: [] for kind in self._kinds}
+        self._batches: dict[type, list[list[msgspec.Raw]]] = {kind: [] for kind in self._kinds}
+        self._most = _PER_BYTE * most
         if sum(size for _, size, _ in batches) > most:
             raise ValueError("there are more objects than bytes")
         empty = [(self._kinds[place], size, columns) for place, size, columns in batches]
@@ -160,7 +225,7 @@ class _Reader:
                 done[kind] += size
         [self.root] = self._values(root)
 
-    def _fill(self, kind: type, objects: Sequence[Any], columns: Sequence[Column]) -> None:
+    def _fill(self, kind: type, objects: Sequence[Any], columns: Sequence[msgspec.Raw]) -> None:
         for name, column in zip(self._layout.fields[kind], columns, strict=True):
             values = self._values(column)
             if len(values) != len(objects):
@@ -181,31 +246,38 @@ class _Reader:
             self._made[kind] = [made for columns in batches for made in map(make, *columns)]
         return self._made[kind]
 
-    def _values(self, column: Column) -> list[Any]:
-        tag, *parts = column
-        if tag == _PLAIN:
-            [values] = parts
-            return values  # type: ignore[no-any-return]
-        if tag == _TEXTS:
-            return _picked(self._texts, *parts)
-        if tag == _CONSTANTS:
-            return _picked(self._layout.constants, *parts)
-        if tag == _OBJECTS:
-            return _picked(self._structs(self._kinds[parts[0]]), parts[1])
-        if tag == _PAIRS:
-            place, lengths, keys, items = parts
-            pairs = _cut(lengths, [*zip(self._values(keys), self._values(items), strict=True)])
-            made = [_MAPPINGS[place]() for _ in lengths]
-            for mapping, its in zip(made, pairs, strict=True):
-                dict.update(mapping, its)
-            return made
-        if tag == _ITEMS:
-            place, numbers, lengths, items = parts
-            sequences = [*map(_SEQUENCES[place], _cut(lengths, self._values(items)))]
-            return sequences if numbers is None else _picked(sequences, numbers)
-        numbers, columns = parts
-        each = [iter(self._values(one)) for one in columns]
-        return [next(each[number]) for number in numbers]
+    def _values(self, column: msgspec.Raw) -> list[Any]:
+        match _decode(column):
+            case _Plain(values):
+                return values
+            case _Texts(numbers):
+                return _picked(self._texts, numbers)
+            case _Constants(numbers):
+                return _picked(self._layout.constants, numbers)
+            case _Objects(kind, numbers):
+                return _picked(self._structs(self._kinds[kind]), numbers)
+            case _Items(kind, numbers, lengths, items):
+                values = self._values(items)
+                sequences = [*map(_SEQUENCES[kind], _cut(lengths, values, len(values)))]
+                return sequences if numbers is None else _picked(sequences, numbers)
+            case _Pairs(kind, lengths, keys, items):
+                if not any(lengths):
+                    return [_MAPPINGS[kind]() for _ in lengths]
+                names = self._values(keys)
+                pairs = zip(names, self._values(items), strict=True)
+                made = map(dict, _cut(lengths, pairs, len(names)))
+                return [*(made if _MAPPINGS[kind] is dict else map(_MAPPINGS[kind], made))]
+            case _Mixed(kinds, columns):
+                each = [iter(self._values(one)) for one in columns]
+                mixed = [*map(next, map(each.__getitem__, kinds))]
+                if len(mixed) < len(kinds):
+                    raise ValueError(f"there are {len(mixed)} values of {len(kinds)}")
+                return mixed
+            case _Same(length, value):
+                if length > self._most:
+                    raise ValueError(f"there are {length} values of one kind")
+                [only] = self._values(value)
+                return [only] * length
 
 
 def _maker(kind: Any) -> Callable[..., Any]:
@@ -217,14 +289,11 @@ def _maker(kind: Any) -> Callable[..., Any]:
 
 
 def _picked(table: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
-    if numbers and min(numbers) < 0:
-        raise IndexError(f"there is no number {min(numbers)}")
     return [*map(table.__getitem__, numbers)]
 
 
-def _cut(lengths: Sequence[int], values: Sequence[Any]) -> Iterator[Iterator[Any]]:
-    """Yield consecutive parts of a column, each to be read before the next."""
-    if sum(lengths) != len(values):
-        raise ValueError(f"parts of {sum(lengths)} of {len(values)} items")
-    left = iter(values)
-    return (islice(left, length) for length in lengths)
+def _cut(lengths: Sequence[int], values: Iterable[Any], total: int) -> Iterator[Iterable[Any]]:
+    """Return consecutive parts of ``total`` values, each to be read before the next."""
+    if sum(lengths) != total:
+        raise ValueError(f"parts of {sum(lengths)} of {total} items")
+    return map(islice, repeat(iter(values)), lengths)

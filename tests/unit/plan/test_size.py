@@ -10,6 +10,7 @@ import pytest
 from hpstage import schedule as s
 from hpstage.plan.facts import Fact, TargetAsked, TrialAdded, TrialId
 from hpstage.plan.plan import SearchPlan
+from hpstage.plan.snapshot import restored, snapshot_of
 from tests.unit.calls import calls_of
 from tests.unit.searches import WORKLOAD
 
@@ -75,3 +76,21 @@ def test_inserting_a_trial_costs_the_same_however_many_there_are(apart: bool) ->
     many = cost(2200)
     assert many < 1.25 * few
     assert many < 210 if apart else many < 125
+
+
+@pytest.mark.ci
+def test_restoring_a_plan_takes_little_memory_besides_the_plan_itself() -> None:
+    plan = SearchPlan(WORKLOAD)
+    insert(plan, 0, BRANCHES**SEGMENTS, apart=False)
+    content = snapshot_of(plan)
+    restored(content, WORKLOAD, sharing=True)  # what is made once
+    gc.collect()
+    tracemalloc.start()
+    try:
+        again = restored(content, WORKLOAD, sharing=True)
+        gc.collect()
+        taken, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(again.trials) == len(plan.trials)
+    assert most < 1.3 * taken

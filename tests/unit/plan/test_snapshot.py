@@ -21,6 +21,7 @@ from hpstage.plan.facts import Fact, TrialAdded, TrialId, TrialProposed
 from hpstage.plan.log import encode, fold_checked, open_plan
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.snapshot import TAG, Unusable, restored, snapshot_of, tag
+from hpstage.plan.snapshot.columns import Content, Layout
 from hpstage.store.cursor import Cursor
 from hpstage.store.memory import MemoryJournal
 from tests.invariants import validate, validate_scheduler
@@ -157,6 +158,46 @@ def test_a_plan_with_something_of_another_class_has_no_snapshot() -> None:
     plan.inputs["data"] = Path("data")  # type: ignore[assignment]
     with pytest.raises(Unusable, match=r"cannot be written \(a snapshot cannot hold a value of type PosixPath"):
         snapshot_of(plan)
+
+
+# --- columns --------------------------------------------------------------------------------------------------
+
+
+def again(layout: Layout, root: Any) -> Any:
+    """Return an object as it is read after it was written."""
+    encoded = msgspec.msgpack.encode(layout.write(root))
+    return layout.read(msgspec.msgpack.decode(encoded, type=Content), len(encoded))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [None] * 3,
+        ["a", "".join(["a"])],
+        [1, True, 1.0, 0.0, -0.0],
+        [{}, {}],
+        [{"a": 1, "b": 2.5}, {"a": None}, {}],
+        [(), (1, "a"), ("b",)],
+        [[], [{1}], {1: (None, True)}],
+    ],
+)
+def test_values_are_read_as_they_were_written(value: list[Any]) -> None:
+    assert repr(again(Layout({}, ()), value)) == repr(value)
+
+
+def test_objects_that_may_change_are_one_only_where_they_were() -> None:
+    shared: list[int] = []
+    first, second = again(Layout({}, ()), [shared, shared])
+    assert first is second
+    first, second = again(Layout({}, ()), [{}, {}])
+    assert first is not second
+
+
+def test_a_value_that_is_there_too_often_is_refused() -> None:
+    strings, batches, _ = Layout({}, ()).write(None)
+    root = msgspec.Raw(msgspec.msgpack.encode((7, 2**40, (0, (1,)))))
+    with pytest.raises(ValueError, match="1099511627776 values"):
+        Layout({}, ()).read((strings, batches, root), 100)
 
 
 # --- snapshots of no use --------------------------------------------------------------------------------------
