@@ -21,7 +21,7 @@ from hpstage.plan.nodes import Node, PlannedTrial, State
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.searches import SearchRecord
-from hpstage.plan.snapshot.columns import Content, Layout
+from hpstage.plan.snapshot.columns import Content, Layout, slots_of
 from hpstage.plan.step_times import StepTimes
 from hpstage.plan.uncollected import uncollected
 from hpstage.plan.winners import _OfStudy
@@ -78,7 +78,7 @@ def _layout() -> Layout:
         if hasattr(part, "__dict__")
     }
     for kind in (type(plan.totals), StepTimes, Node, State, PlannedTrial, OpenChain, SearchRecord, _OfStudy):
-        fields[kind] = [name for name in kind.__slots__ if name not in _DERIVED]
+        fields[kind] = [name for name in slots_of(kind) if name not in _DERIVED]
     structs: list[Any] = [kind for kind in vars(facts).values() if isinstance(kind, type) and issubclass(kind, Record)]
     for kind in (*structs, *get_args(Form), Segment, Schedule, Plateau):
         fields[kind] = kind.__struct_fields__

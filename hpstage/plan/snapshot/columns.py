@@ -87,6 +87,11 @@ _SEQUENCES: tuple[type, ...] = (list, tuple, set, Ordered)
 _MAPPINGS: tuple[Any, ...] = (dict, Counter)
 
 
+def slots_of(kind: type) -> list[str]:
+    """Return the names of the slots of a class and of its bases."""
+    return [name for base in reversed(kind.__mro__) for name in vars(base).get("__slots__", ())]
+
+
 class _Constant:
     """Stands for the type of constants."""
 

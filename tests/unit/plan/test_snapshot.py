@@ -21,7 +21,7 @@ from hpstage.plan.facts import Fact, TrialAdded, TrialId, TrialProposed
 from hpstage.plan.log import encode, fold_checked, open_plan
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.snapshot import TAG, Unusable, restored, snapshot_of, tag
-from hpstage.plan.snapshot.columns import Content, Layout
+from hpstage.plan.snapshot.columns import Content, Layout, slots_of
 from hpstage.store.cursor import Cursor
 from hpstage.store.memory import MemoryJournal
 from tests.invariants import validate, validate_scheduler
@@ -163,10 +163,26 @@ def test_a_plan_with_something_of_another_class_has_no_snapshot() -> None:
 # --- columns --------------------------------------------------------------------------------------------------
 
 
+class Base:
+    __slots__ = ("a",)
+
+
+class Derived(Base):
+    __slots__ = ("b",)
+
+
 def again(layout: Layout, root: Any) -> Any:
     """Return an object as it is read after it was written."""
     encoded = msgspec.msgpack.encode(layout.write(root))
     return layout.read(msgspec.msgpack.decode(encoded, type=Content), len(encoded))
+
+
+def test_the_slots_of_a_base_are_written() -> None:
+    derived = Derived()
+    derived.a, derived.b = 1, "two"
+    assert slots_of(Derived) == ["a", "b"]
+    found = again(Layout({Derived: slots_of(Derived)}, ()), derived)
+    assert (found.a, found.b) == (1, "two")
 
 
 @pytest.mark.parametrize(
