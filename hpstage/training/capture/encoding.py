@@ -460,6 +460,7 @@ class Encoder:
         pairs = []
         for index, (key, item) in enumerate(dict.items(items)):
             inner = f"{path}.{key}" if type(key) is str else f"{path}[{index}]"
+            name = self.value(f"{path}.key({index})", key)  # first, as it is read: its value may refer to it
             try:
                 plain = self.attempt(inner, item)
             except StateError:
@@ -469,7 +470,7 @@ class Encoder:
                     plain, self._answered = ANSWERED, True
                 else:
                     raise
-            pairs.append((self.value(f"{path}.key({index})", key), plain))
+            pairs.append((name, plain))
         return pairs
 
     def _set(self, path: str, members: Members) -> list[Plain]:

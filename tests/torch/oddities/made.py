@@ -20,6 +20,7 @@ import torch.nn.utils.prune
 from torch import nn
 from torch.optim.swa_utils import SWALR
 
+from tests.torch.oddities.containers import Item
 from tests.torch.oddities.oddity import Odd, odd
 
 # --- values
@@ -252,3 +253,11 @@ class Scaled(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.scaled = self.inner.weight * 2
         return F.linear(x.flatten(1), self.scaled)
+
+
+@odd("an object that training makes, as a key and in its value", dict)
+def _(kept: Any, self: Odd) -> float:
+    node = Item()
+    kept[node] = node
+    kept[node, self.steps] = [node]
+    return sum(key is value or (type(key) is tuple and key[0] is value[0]) for key, value in kept.items())
