@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from hpstage.checkpoints.state_tree import reread
+from hpstage.errors import StateError
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import Small, advance, hp_at, network, outcome
 
@@ -69,3 +71,55 @@ def test_a_trial_and_a_fork_begin_without_what_another_has_left() -> None:
         worker.prepare()
         assert worker.subject.accelerator.mixed_precision == "no"
         assert outcome(advance(worker, 0, STEPS)) == expected
+
+
+LIBRARY = """
+SharedDict = dict
+
+class State:
+    _shared_state = {made}
+
+    def __init__(self):
+        self.__dict__ = self._shared_state
+"""
+
+
+class Late(Small):
+    """Is the first to import a library whose class keeps the attributes of all instances."""
+
+    def __init__(self, library: str) -> None:
+        super().__init__()
+        self.library = library
+
+    def model(self, hp: Mapping[str, Any]) -> torch.nn.Module:
+        module = __import__(self.library)
+        state = module.State()
+        state.trials = getattr(state, "trials", 0) + 1
+        self.trials = state.trials
+        return network()
+
+    def evaluate(self, model: torch.nn.Module) -> dict[str, float]:
+        return {"trials": self.trials}
+
+
+MADE = {"shared_literal": "{}", "shared_by_alias": "SharedDict()", "shared_call": "dict()", "shared_filled": "{'n': 2}"}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_library_that_training_is_the_first_to_import_starts_over_or_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / f"{name}.py").write_text(LIBRARY.format(made=MADE[name]))
+    monkeypatch.syspath_prepend(folder)
+    trainable: Any = as_trainable(Late(name))
+    with closing(trainable):
+        trainable.setup(hp_at(0))
+        assert trainable.evaluate() == {"trials": 1}
+        trainable.setup(hp_at(0))
+        if name == "shared_filled":
+            with pytest.raises(StateError, match=rf"{name}\.State\._shared_state .* Import {name} at the top"):
+                trainable.evaluate()
+        else:
+            assert trainable.evaluate() == {"trials": 1}

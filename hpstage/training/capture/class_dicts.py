@@ -3,19 +3,28 @@ that makes an instance would begin with the attributes that another trial has le
 
 from __future__ import annotations
 
+import builtins
+import sys
 import types
 from collections.abc import Iterator
+from dis import Instruction
 from typing import Any
 
+from hpstage.errors import StateError
 from hpstage.training.capture.kind import same_mapping
-from hpstage.training.code.bytecode import instructions_of
-from hpstage.training.code.owner import is_users_code
+from hpstage.training.code.bytecode import code_in, inner, instructions_of, operations_of
+from hpstage.training.code.owner import is_users_code, module_of
+
+Shared = tuple[type, str, dict[str, Any]]
+"""A class, the name under which it keeps such a dict, and the dict."""
 
 
 class ClassDicts:
-    """These dicts with what was in them at one time. Those of the user's classes are surveyed like all else."""
+    """These dicts with what was in them at one time; those of classes that came later, with what their modules put in
+    them. Those of the user's classes are surveyed like all else."""
 
     def __init__(self) -> None:
+        self._modules = frozenset(sys.modules)
         self._before = [(kind, name, shared, dict(shared)) for kind, name, shared in _found()]
 
     def put_back(self) -> None:
@@ -25,8 +34,29 @@ class ClassDicts:
                 shared.clear()
                 shared.update(content)
 
+    def begin(self) -> None:
+        """Restore their content, also of classes whose modules only training has imported.
 
-def _found() -> Iterator[tuple[type, str, dict[str, Any]]]:
+        Raises:
+            StateError: what such a module has put in its dict is not known.
+        """
+        if self._modules != (modules := frozenset(sys.modules)):
+            known = {id(shared) for _, _, shared, _ in self._before}
+            for kind, name, shared in _found():
+                if id(shared) in known:
+                    continue
+                if shared and not _begins_empty(kind, name):
+                    raise StateError(
+                        f"{module_of(kind)}.{kind.__qualname__}.{name} keeps the attributes of all instances, and was "
+                        f"first imported in training, so that a trial would begin with the ones that another trial "
+                        f"left. Import {module_of(kind)} at the top of your module"
+                    )
+                self._before.append((kind, name, shared, {}))
+            self._modules = modules
+        self.put_back()
+
+
+def _found() -> Iterator[Shared]:
     seen: set[int] = set()
     todo: list[type] = [object]
     while todo:
@@ -41,9 +71,31 @@ def _found() -> Iterator[tuple[type, str, dict[str, Any]]]:
                     yield from _attached_by(constructor.__code__, kind)
 
 
-def _attached_by(code: types.CodeType, kind: type) -> Iterator[tuple[type, str, dict[str, Any]]]:
+def _attached_by(code: types.CodeType, kind: type) -> Iterator[Shared]:
     """Yield the dicts of a library's class that its constructor names, if it gives instances another ``__dict__``."""
     sets = any(item.opname == "STORE_ATTR" and item.argval == "__dict__" for item in instructions_of(code))
     if sets and not is_users_code(kind):
         own = vars(kind)
         yield from ((kind, name, own[name]) for name in code.co_names if type(own.get(name)) is dict)
+
+
+def _begins_empty(kind: type, name: str) -> bool:
+    """Return whether the code of a class's body binds a name once, to ``{}`` or to what a call of ``dict`` gives."""
+    module = sys.modules.get(module_of(kind))
+    code = None if module is None else code_in(module)
+    if module is None or code is None:
+        return False
+    bodies = [operations_of(part) for part in inner(code) if part.co_qualname == kind.__qualname__]
+    bound = [(body, at) for body in bodies for at, item in enumerate(body) if _binds(item, name)]
+    if len(bound) != 1:
+        return False
+    body, at = bound[0]
+    made_by, made = body[max(at - 2, 0)], body[at - 1]
+    called = vars(module).get(made_by.argval, vars(builtins).get(made_by.argval))
+    return made.arg == 0 and (
+        made.opname == "BUILD_MAP" or (made.opname == "CALL" and made_by.opname == "LOAD_NAME" and called is dict)
+    )
+
+
+def _binds(item: Instruction, name: str) -> bool:
+    return item.opname == "STORE_NAME" and item.argval == name

@@ -127,7 +127,7 @@ class World:
         self._note_filled()
         self.base = None
         self._shared = self._shared or ClassDicts()
-        self._shared.put_back()
+        self._shared.begin()
         if self.pristine is None:
             self.pristine = self._surveyor.survey(self._all_roots(), copied=True)
         else:
