@@ -35,6 +35,8 @@ def is_private(name: str) -> bool:
 
 def uses(source: str) -> list[str]:
     """Private names of others that a file seems to use: of objects that it did not make, imported, or inherited."""
+    if not any(library in source for library in LIBRARIES):
+        return []  # most files, and parsing takes all of the time
     tree = ast.parse(source)
     imported = list(libraries_of(tree))
     if not imported:
