@@ -168,7 +168,7 @@ def test_a_damaged_part_is_found_its_states_are_trained_again_and_it_is_written_
         assert np.allclose(state["tuned"], 2 * 0.5 + 4 * trial.params["rate"] + 2 * 0.9)
 
 
-@pytest.mark.parametrize("budget", ["1 MB", "2 MB"])
+@pytest.mark.parametrize("budget", ["1 MB", pytest.param("2 MB", marks=pytest.mark.ci)])
 def test_a_budget_holds_many_states_that_have_most_in_common(tmp_path: Path, budget: str) -> None:
     search(tmp_path, checkpoint_budget=budget)
     plan = plan_of(tmp_path)
