@@ -4,6 +4,7 @@ that makes an instance would begin with the attributes that another trial has le
 from __future__ import annotations
 
 import builtins
+import functools
 import sys
 import types
 from collections.abc import Iterator
@@ -57,6 +58,15 @@ class ClassDicts:
 
 
 def _found() -> Iterator[Shared]:
+    for kind, names in _sharing(frozenset(sys.modules)):
+        own = vars(kind)
+        yield from ((kind, name, own[name]) for name in names if type(own.get(name)) is dict)
+
+
+@functools.lru_cache(maxsize=1)  # looked for once in a process, and in none of its forks, while no module is imported
+def _sharing(modules: frozenset[str]) -> list[tuple[type, tuple[str, ...]]]:
+    """Return the classes of libraries whose constructor gives instances another ``__dict__``, with the names in it."""
+    found: list[tuple[type, tuple[str, ...]]] = []
     seen: set[int] = set()
     todo: list[type] = [object]
     while todo:
@@ -66,17 +76,16 @@ def _found() -> Iterator[Shared]:
                 seen.add(id(kind))
                 todo.append(kind)
                 constructor = vars(kind).get("__init__")
-                # Of the thousands of classes in a process, few have such a constructor.
-                if type(constructor) is types.FunctionType and "__dict__" in constructor.__code__.co_names:
-                    yield from _attached_by(constructor.__code__, kind)
+                code = constructor.__code__ if type(constructor) is types.FunctionType else None
+                if code is not None and _sets_dict(code) and not is_users_code(kind):
+                    found.append((kind, code.co_names))
+    return found
 
 
-def _attached_by(code: types.CodeType, kind: type) -> Iterator[Shared]:
-    """Yield the dicts of a library's class that its constructor names, if it gives instances another ``__dict__``."""
-    sets = any(item.opname == "STORE_ATTR" and item.argval == "__dict__" for item in instructions_of(code))
-    if sets and not is_users_code(kind):
-        own = vars(kind)
-        yield from ((kind, name, own[name]) for name in code.co_names if type(own.get(name)) is dict)
+def _sets_dict(code: types.CodeType) -> bool:
+    if "__dict__" not in code.co_names:  # as in all but a few of the thousands of constructors in a process
+        return False
+    return any(item.opname == "STORE_ATTR" and item.argval == "__dict__" for item in instructions_of(code))
 
 
 def _begins_empty(kind: type, name: str) -> bool:
