@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -87,13 +87,12 @@ class State:
 class Late(Small):
     """Is the first to import a library whose class keeps the attributes of all instances."""
 
-    def __init__(self, library: str) -> None:
+    def __init__(self, make: Callable[[], Any]) -> None:
         super().__init__()
-        self.library = library
+        self.make = make
 
     def model(self, hp: Mapping[str, Any]) -> torch.nn.Module:
-        module = __import__(self.library)
-        state = module.State()
+        state = self.make()
         state.trials = getattr(state, "trials", 0) + 1
         self.trials = state.trials
         return network()
@@ -102,23 +101,47 @@ class Late(Small):
         return {"trials": self.trials}
 
 
-MADE = {"shared_literal": "{}", "shared_by_alias": "SharedDict()", "shared_call": "dict()", "shared_filled": "{'n': 2}"}
+def literal() -> Any:
+    import shared_literal
+
+    return shared_literal.State()
 
 
-@pytest.mark.parametrize("name", MADE)
+def by_alias() -> Any:
+    import shared_by_alias
+
+    return shared_by_alias.State()
+
+
+def by_call() -> Any:
+    import shared_by_call
+
+    return shared_by_call.State()
+
+
+def filled() -> Any:
+    import shared_filled
+
+    return shared_filled.State()
+
+
+@pytest.mark.parametrize(
+    ("make", "made"), [(literal, "{}"), (by_alias, "SharedDict()"), (by_call, "dict()"), (filled, "{'n': 2}")]
+)
 def test_a_library_that_training_is_the_first_to_import_starts_over_or_is_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], Any], made: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    name = f"shared_{make.__name__}"
     folder = tmp_path / "site-packages"
     folder.mkdir()
-    (folder / f"{name}.py").write_text(LIBRARY.format(made=MADE[name]))
+    (folder / f"{name}.py").write_text(LIBRARY.format(made=made))
     monkeypatch.syspath_prepend(folder)
-    trainable: Any = as_trainable(Late(name))
+    trainable: Any = as_trainable(Late(make))
     with closing(trainable):
         trainable.setup(hp_at(0))
         assert trainable.evaluate() == {"trials": 1}
         trainable.setup(hp_at(0))
-        if name == "shared_filled":
+        if make is filled:
             with pytest.raises(StateError, match=rf"{name}\.State\._shared_state .* Import {name} at the top"):
                 trainable.evaluate()
         else:
