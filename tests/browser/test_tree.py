@@ -25,7 +25,7 @@ from tests.browser.conftest import Open, keep
 from tests.browser.trees import Tree
 
 pytest.importorskip("bokeh")
-pytestmark = [pytest.mark.sampled(10), pytest.mark.browser]
+pytestmark = [pytest.mark.ci, pytest.mark.browser]
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 HOSTILE = "</script><script>window.harmed = 1</script><img src=x onerror='window.harmed = 1'> \"'`${} \N{GRINNING FACE}"
@@ -92,7 +92,6 @@ def many(n_trials: int) -> Book:
     return open_book(journal)
 
 
-@pytest.mark.ci
 def test_search_finds_a_trial_and_opens_its_drawer(book: Book, show: Callable[..., Tree]) -> None:
     tree = show(book)
     tree.find("trial 12")
@@ -107,7 +106,6 @@ def test_search_finds_a_trial_and_opens_its_drawer(book: Book, show: Callable[..
     assert tree.drawer.is_hidden()
 
 
-@pytest.mark.ci
 def test_search_takes_several_terms_and_comparisons(book: Book, show: Callable[..., Tree]) -> None:
     tree = show(book)
     best = book.best
@@ -260,7 +258,6 @@ def test_wheel_keys_and_zoom_move_the_window(show: Callable[..., Tree]) -> None:
     assert tree.page.locator(".bk-Figure").bounding_box()["width"] < 1400 - 380
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("n_trials", [1, pytest.param(40, marks=pytest.mark.slow), 300])
 def test_branches_are_placed_as_in_print(n_trials: int, show: Callable[..., Tree]) -> None:
     layout = lay_out(many(n_trials))
@@ -283,7 +280,6 @@ def test_a_colour_bar_shows_the_values_of_the_colours(book: Book, show: Callable
     assert [tree.ask(f"tree.valued({rank})") for rank in (0, 1)] == [f"{values[at]:.5g}" for at in (-1, 0)]
 
 
-@pytest.mark.ci
 def test_a_phone_is_tapped_and_a_dark_page_has_no_white(book: Book, show: Callable[..., Tree]) -> None:
     tree = show(book, width=390, height=844, has_touch=True, color_scheme="dark")
     assert tree.page.evaluate("() => document.documentElement.scrollWidth") <= 390

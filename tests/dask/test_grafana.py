@@ -44,6 +44,7 @@ def queries(dashboard: dict[str, Any]) -> list[str]:
     return found + [variable["definition"] for variable in dashboard["templating"]["list"]]
 
 
+@pytest.mark.ci
 def test_the_dashboard_queries_exactly_the_exported_metrics(dashboard: dict[str, Any], samples: Samples) -> None:
     exported: dict[str, set[str]] = {}
     for name, labels in samples:
@@ -57,6 +58,7 @@ def test_the_dashboard_queries_exactly_the_exported_metrics(dashboard: dict[str,
             assert named <= exported[name], query
 
 
+@pytest.mark.ci
 def test_states_and_legends_are_those_that_are_exported(dashboard: dict[str, Any], samples: Samples) -> None:
     values: dict[tuple[str, str], set[str]] = {}
     for name, labels in samples:

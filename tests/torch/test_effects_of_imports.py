@@ -15,6 +15,8 @@ import pytest
 
 from hpstage.training.identity.code_identity import identify
 
+pytestmark = pytest.mark.sampled(2)
+
 ROOT = Path(__file__).parents[2]
 ACTING = "import html.entities\nhtml.entities.entitydefs['mine'] = {value}\n"
 TRAINING = "def train(run): return 1\n"

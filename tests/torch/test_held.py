@@ -37,7 +37,11 @@ from hpstage.training.code.graph import Graph
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import Small, hp_at, samples
 
-pytestmark = [pytest.mark.forks, pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")]
+pytestmark = [
+    pytest.mark.sampled(2),
+    pytest.mark.forks,
+    pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only"),
+]
 
 Ask = Callable[[], float]
 _ECHO = "import sys\nfor line in sys.stdin: print(line.strip(), flush=True)"

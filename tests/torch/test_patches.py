@@ -33,6 +33,8 @@ from hpstage.training.identity.environment import describe
 from hpstage.training.trainables import as_trainable
 from tests.torch.trainables import Small
 
+pytestmark = pytest.mark.sampled(2)
+
 LIBRARIES = ("torch",)
 unpack = cloudpickle.loads
 

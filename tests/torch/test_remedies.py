@@ -367,6 +367,7 @@ class Seeded(Playing):
     seeded = True
 
 
+@pytest.mark.ci
 def test_environments_without_a_seed_are_refused_with_the_remedy() -> None:
     def unseeded(run: hpstage.Run) -> None:
         Playing(run).train(run)

@@ -23,7 +23,7 @@ from hpstage.cluster import DaskExecutor
 from hpstage.errors import CheckpointMissing, TrainingError, UsageError
 from tests.torch.trainables import Averaged, Small, network, ordinary_loop, samples, sgd
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.ci  # the sweep itself: tests/unit/search/test_wsd_sweep.py
 
 HORIZONS = [8, 10, 12, 15, 20, 25]
 FRACTION = 0.2
