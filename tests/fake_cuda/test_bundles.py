@@ -14,8 +14,8 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.checkpoints.state_tree import reread
 from hpstage.errors import DeviceFull
-from hpstage.torch.backends.device_memory import DeviceMemory
 from hpstage.torch.backends.siblings import StackedLoop
+from hpstage.torch.backends.stacked.stack import DeviceMemory
 from tests.bundled import Unmeasured
 from tests.fake_cuda.plugin import fake
 from tests.torch.trainables import Small, fresh, hp_at, outcome, samples

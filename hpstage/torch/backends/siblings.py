@@ -1,27 +1,27 @@
-"""The worker's side of stacked siblings: a TorchLoop for each, whose steps are those of a bundle.
-
-The part of it that is called in a step is ``stacked/slot.py``; ``stacked/stack.py`` trains the steps of several.
-"""
+"""The worker's side of stacked siblings: a TorchLoop for each, whose steps ``stacked/stack.py`` trains."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
-from hpstage.torch.backends.common import changed_objects, changed_settings
 from hpstage.torch.backends.lookup import AUTO, backend_named, usable
 from hpstage.torch.backends.measuring import SHORT_OVER_FROZEN, measure_pair
-from hpstage.torch.backends.stacked.slot import Slot
-from hpstage.torch.backends.stacked.stack import Stack
+from hpstage.torch.backends.stacked.stack import Slot, Stack
 from hpstage.torch.data import Batches
 from hpstage.torch.frozen import frozen_shares
 from hpstage.torch.loading.streams import StreamBatches
 from hpstage.torch.trainable import TorchTrainable
-from hpstage.trainable import Trainable
+from hpstage.training.capture.kind import same_value
+from hpstage.training.capture.kinds import CACHE, MODULES
+from hpstage.training.capture.survey import Record
+from hpstage.training.code.graph import OF_CODE
+from hpstage.training.identity.settings import settings_here
 from hpstage.training.step_log import Noted
 
 logger = logging.getLogger("hpstage")
@@ -40,9 +40,9 @@ class StackedLoop(Slot):
             :meth:`close` closes them.
     """
 
-    def __init__(self, subject: TorchTrainable, stack: Stack[StackedLoop] | None = None) -> None:
+    def __init__(self, subject: TorchTrainable, stack: Stack | None = None) -> None:
         super().__init__(subject)
-        self.stack: Stack[StackedLoop] = Stack(subject, self) if stack is None else stack
+        self.stack = Stack(subject, self) if stack is None else stack
         self._borrowed = self.stack.first._borrowed
         self._meaning = self.stack.first._meaning
         self.copies_batches = self.stack.most > 1
@@ -53,7 +53,7 @@ class StackedLoop(Slot):
     def slots(self) -> int:
         return self.stack.most
 
-    def members(self) -> Sequence[Trainable]:
+    def members(self) -> Sequence[Slot]:
         stack = self.stack
         if not stack.slots:
             stack.slots = [StackedLoop(self._user, stack) for _ in range(stack.most)]
@@ -88,8 +88,7 @@ class StackedLoop(Slot):
         several = [name for name in usable(self.device) if backend_named(name).several]
         try:
             for name in several if self.slots > 1 else ():
-                sides = [slot for slot in self.members() if isinstance(slot, StackedLoop)]
-                found |= measure_pair(self, self, sides, name, initial, steps, found["eager"], likely=likely)
+                found |= measure_pair(self, self, self.members(), name, initial, steps, found["eager"], likely=likely)
         finally:
             self.close()
             for slot in self.stack.slots:
@@ -179,8 +178,8 @@ class StackedLoop(Slot):
         slots, too, and recorded steps hold the first value."""
         if not self._stacks:
             return
-        changed = changed_objects(self._world.pristine or ())
-        changed += changed_settings(self.stack.settings) if self.stack.most > 1 else []
+        changed = _changed_objects(self._world.pristine or ())
+        changed += _changed_settings(self.stack.settings) if self.stack.most > 1 else []
         if changed:
             raise UsageError(
                 f"{what} of {type(self._user).__name__} changes {changed[0]}, and under numerics = {self._numerics!r} "
@@ -204,3 +203,34 @@ class StackedLoop(Slot):
         except Exception:
             logger.debug("the first step of a rehearsal has failed", exc_info=True)  # training will say so
         self.close()
+
+
+def _changed_settings(first: dict[str, Any]) -> list[str]:
+    """Describe the settings of the process that decide bits and are no longer what they were when each was first seen,
+    by ``first``, to which new ones are added."""
+    return [
+        f"the setting {name!r} of the process from {first[name]} to {value} (all trials need the same)"
+        for name, value in settings_here(("torch", "jax")).items()
+        if first.setdefault(name, value) != value
+    ]
+
+
+def _changed_objects(records: Iterable[Record]) -> list[str]:
+    """Return the paths of what has changed in the user's object, its data set and its code."""
+    return [
+        _changed(record)
+        for record in records
+        if (record.path.partition(".")[0] in ("self", "dataset") or OF_CODE.match(record.path))
+        and record.kind not in (CACHE, MODULES)
+        and record.changed()
+    ]
+
+
+def _changed(record: Record) -> str:
+    """Return the path of what has changed in an object: of an attribute or an item, if it is one."""
+    present = record.read()
+    if isinstance(record.content, Mapping) and isinstance(present, Mapping):
+        for name in {**present, **record.content}:
+            if not (name in present and name in record.content and same_value(record.content[name], present[name])):
+                return f"{record.path}.{name}"
+    return record.path

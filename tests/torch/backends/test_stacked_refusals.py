@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from hpstage.torch import TorchLoop
-from hpstage.torch.backends.side_effects import put_back
 from hpstage.torch.backends.stacked import Bundle, NotStackable, shape_key
+from hpstage.torch.backends.stacked.stack import put_back
 from tests.torch.backends.siblings import Hp, Mlp, Sibling, Trial, builder, hp_of, train
 
 pytestmark = pytest.mark.sampled(4)

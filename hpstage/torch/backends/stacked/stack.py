@@ -1,32 +1,152 @@
-"""The stack of a process: what its slots share, and how their steps are trained together."""
+"""The stack of a process: its slots, what they share, and how their steps are trained together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Generic, TypeVar
+from itertools import chain
+from typing import Any
 
 from hpstage.checkpoints.on_device import is_out_of_memory
-from hpstage.errors import UsageError
+from hpstage.errors import DeviceFull, NonFiniteLoss, UsageError
+from hpstage.plan.facts import NO_FROZEN_WORK
 from hpstage.schedule import Scalar
-from hpstage.torch.backends.device_memory import DeviceMemory
-from hpstage.torch.backends.side_effects import put_back
-from hpstage.torch.backends.stacked import Builder, Bundle, NeedsPython, NotStackable, shape_key
-from hpstage.torch.backends.stacked.slot import Slot
+from hpstage.torch.backends.stacked import Builder, Bundle, Member, NeedsPython, NotStackable, shape_key
+from hpstage.torch.backends.stacked.signature import copied
 from hpstage.torch.backends.stacked.streams import generator_of
 from hpstage.torch.backends.stacked.tracing import Trace
+from hpstage.torch.backends.stacked_backend import StackedBackend
+from hpstage.torch.loop import TorchLoop
 from hpstage.torch.trainable import TorchTrainable
+from hpstage.training.randomness import rekey
+from hpstage.training.step_log import Noted, recording
 from hpstage.training.warned import each_once
 
-_Slot = TypeVar("_Slot", bound=Slot)
+logger = logging.getLogger("hpstage")
+
+_OWN = re.compile(r"(model|optimizer)(?![\w:])")  # "model:" is a user's module of that name
 
 
-class Stack(Generic[_Slot]):
+class Slot(TorchLoop):
+    """Trains one chain, each step as :class:`~hpstage.torch.backends.stacked.stack.Stack` requests it.
+
+    A slot has its own model and optimizer. While it is a member of a bundle, they are behind; they are brought up to
+    date before anything else looks at them.
+    """
+
+    copies_batches = False
+    """Whether other slots take their batches before this one is trained on its own: the user's code may fill one and
+    the same buffer for each batch."""
+
+    def __init__(self, subject: TorchTrainable) -> None:
+        super().__init__(subject)
+        self.member: Member | None = None
+        self.bundle: Bundle | None = None
+        self.outcomes: list[Exception | None] = []  # of a step that was trained before it is requested
+        self.noted = Noted()  # what that step has logged
+        self.width = 1  # with how many it was trained as one in its last step, itself included
+        self.frozen_work = NO_FROZEN_WORK  # of that step
+        self._behind = False
+        self._step: Iterator[tuple[Any, int]] = iter(())
+        self.step = 0
+        self.stream = generator_of(self.device).get_state()
+
+    @property
+    def _stacks(self) -> bool:
+        return self._steps_by().several
+
+    def begin(self, step: int, hp: Mapping[str, Scalar]) -> None:
+        """Begin a step: its batches are given by :meth:`batch`."""
+        built = super()._ready()  # behind, if it is a member of a bundle
+        self._give_values()
+        self._step = self._batches_of(built, step, hp)
+        self.stream = generator_of(self.device).get_state()
+        self.step = step
+        self.frozen_work = NO_FROZEN_WORK
+
+    def batch(self) -> Any:
+        """Return the step's next batch; StopIteration after the last."""
+        batch, self._samples = next(self._step)
+        return copied(batch) if self.copies_batches else batch
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether the model is trained in one stack with others, if there are any."""
+        return not self._stacking().as_it_is
+
+    def train_as_it_is(self, *present: Any) -> Exception | None:
+        """Train on the rest of a step's batches by ``update()``; return what that has ended in, if anything.
+
+        Args:
+            present: the batch that was taken last, if it has not been trained on.
+        """
+        self.detach()
+        self._give_values()
+        rekey(self._seed, self.step)  # all generators: a step that is recorded draws from torch's alone
+        generator_of(self.device).set_state(self.stream)
+        self._stacking().as_it_is = True
+        try:
+            with recording(self.noted):
+                self._train_on(chain([(batch, self._samples) for batch in present], self._step), self.step)
+        except Exception as error:
+            return error
+        return None
+
+    def enter(self, bundle: Bundle, trace: Trace | None = None) -> None:
+        built = self._built
+        assert built is not None
+        self.member, self.bundle = bundle.join(built.model, built.optimizer, trace), bundle
+
+    def fits(self) -> bool:
+        """Return whether it is still stepped as when it joined: not where a momentum or a decay has become zero."""
+        assert self.member is not None
+        return self.member.fits()
+
+    def detach(self) -> None:
+        if self.bundle is not None and self.member is not None:
+            self.bundle.leave(self.member)
+        self.member = self.bundle = None
+        self._behind = False
+
+    def give_up(self) -> None:
+        """Discard the model, which may be in the middle of a step."""
+        self.member = self.bundle = self._built = None
+        self._behind = False
+
+    def stepped(self, loss: float | None) -> NonFiniteLoss | None:
+        """Record that the model was trained on a batch; return the result that ended training, if any."""
+        self._behind = True
+        assert self.member is not None
+        self.stream = self.member.stream
+        if loss is not None and self._user.terminate_on_nan and not math.isfinite(loss):
+            return NonFiniteLoss(f"the training loss is {loss} in step {self.step}")
+        return None
+
+    def _ready(self) -> Any:
+        built = super()._ready()
+        if self._behind and self.bundle is not None and self.member is not None:
+            self.bundle.sync(self.member)
+            self._behind = False
+        self._give_values()
+        return built
+
+    def _stacking(self) -> StackedBackend:
+        backend = self._steps_by()
+        assert isinstance(backend, StackedBackend)
+        return backend
+
+
+class Stack:
     """The programs of steps, and the bundles of members, that the slots of a process share."""
 
-    def __init__(self, subject: TorchTrainable, first: _Slot) -> None:
+    def __init__(self, subject: TorchTrainable, first: Slot) -> None:
         self.first = first
-        self.slots: list[_Slot] = []  # besides the first
+        self.slots: list[Slot] = []  # besides the first
         # Whoever accounts for the state of an object does that for one trial.
         answered = type(subject).extra_state is not TorchTrainable.extra_state
         if type(subject.max_stacked) is not int or subject.max_stacked < 1:
@@ -37,18 +157,18 @@ class Stack(Generic[_Slot]):
         self.memory = DeviceMemory(type(subject).__name__)
         self.builder = Builder(subject, first.device, lambda who: put_back(who, self._tracing))
         self._bundles: dict[object, list[Bundle]] = {}  # by the shape of their batches
-        self._tracing: tuple[_Slot, ...] = ()
+        self._tracing: tuple[Slot, ...] = ()
         self._warn = each_once()
         self.most_as_one: int | None = None
         """Maximum number of members that are stacked, as far as it pays; ``None``: as many as possible."""
 
-    def train(self, due: Mapping[_Slot, tuple[int, Mapping[str, Scalar]]]) -> None:
+    def train(self, due: Mapping[Slot, tuple[int, Mapping[str, Scalar]]]) -> None:
         """Train a step of several slots, and set the outcome of each."""
         with self.memory.tried([slot.outcomes for slot in due]):
             self._train(due)
 
-    def _train(self, due: Mapping[_Slot, tuple[int, Mapping[str, Scalar]]]) -> None:
-        going: list[_Slot] = []
+    def _train(self, due: Mapping[Slot, tuple[int, Mapping[str, Scalar]]]) -> None:
+        going: list[Slot] = []
         for slot, (step, hp) in due.items():
             try:
                 slot.begin(step, hp)
@@ -60,7 +180,7 @@ class Stack(Generic[_Slot]):
                 else:
                     slot.outcomes.append(slot.train_as_it_is())
         while going:
-            groups: dict[object, list[tuple[_Slot, Any]]] = {}
+            groups: dict[object, list[tuple[Slot, Any]]] = {}
             for slot in list(going):
                 try:
                     batch = slot.batch()
@@ -75,7 +195,7 @@ class Stack(Generic[_Slot]):
                     slot.outcomes.append(outcome)
                     going.remove(slot)
 
-    def _step(self, shape: object, batches: Mapping[_Slot, Any]) -> Iterator[tuple[_Slot, Exception | None]]:
+    def _step(self, shape: object, batches: Mapping[Slot, Any]) -> Iterator[tuple[Slot, Exception | None]]:
         """Train on one batch of each of these slots. Yield the slots whose step has ended, with the error if there is
         one."""
         for bundle in self._bundles.get(shape, ()):
@@ -92,7 +212,7 @@ class Stack(Generic[_Slot]):
         for bundle in list(bundles):
             yield from self._run(bundle, [slot for slot in batches if slot.bundle is bundle], batches, bundles)
 
-    def _otherwise(self, slot: _Slot, error: Exception, batch: Any) -> Exception | None:
+    def _otherwise(self, slot: Slot, error: Exception, batch: Any) -> Exception | None:
         """Train a slot without stacking if its step needs Python. Return the error that ended its step, if any."""
         if isinstance(error, NeedsPython):
             self._warn("%s is trained without stacking it: %s", type(self._subject).__name__, str(error))
@@ -104,7 +224,7 @@ class Stack(Generic[_Slot]):
             f"'eager', or 'compiled'"
         )
 
-    def _enter(self, slot: _Slot, batch: Any, bundles: list[Bundle]) -> NotStackable | None:
+    def _enter(self, slot: Slot, batch: Any, bundles: list[Bundle]) -> NotStackable | None:
         """Add a slot to a bundle that takes the same step, or to a new one; return the reason if neither is
         possible."""
         trace = self._trace(slot, batch)
@@ -124,7 +244,7 @@ class Stack(Generic[_Slot]):
         bundles.append(alone)
         return None
 
-    def _trace(self, slot: _Slot, batch: Any) -> Trace | None:
+    def _trace(self, slot: Slot, batch: Any) -> Trace | None:
         """Return the trace of a slot's step, if there is one."""
         self._tracing = (slot,)
         built = slot._ready()
@@ -134,8 +254,8 @@ class Stack(Generic[_Slot]):
             return None  # its step will raise it
 
     def _run(
-        self, bundle: Bundle, slots: list[_Slot], batches: Mapping[_Slot, Any], bundles: list[Bundle]
-    ) -> Iterator[tuple[_Slot, Exception | None]]:
+        self, bundle: Bundle, slots: list[Slot], batches: Mapping[Slot, Any], bundles: list[Bundle]
+    ) -> Iterator[tuple[Slot, Exception | None]]:
         for slot in list(slots):
             try:
                 self._compare(slot, batches[slot])
@@ -186,15 +306,15 @@ class Stack(Generic[_Slot]):
             if (ending := slot.stepped(loss)) is not None:
                 yield slot, ending
 
-    def _by_step(self, slots: list[_Slot], batches: Mapping[_Slot, Any]) -> list[list[_Slot]]:
+    def _by_step(self, slots: list[Slot], batches: Mapping[Slot, Any]) -> list[list[Slot]]:
         """Divide slots that failed as one into those that take the same step, or each by itself if the error is one's
         own."""
-        found: dict[Trace | _Slot, list[_Slot]] = {}
+        found: dict[Trace | Slot, list[Slot]] = {}
         for slot in slots:
             found.setdefault(self._trace(slot, batches[slot]) or slot, []).append(slot)
         return [*found.values()] if len(found) > 1 else [[slot] for slot in slots]
 
-    def _compare(self, slot: _Slot, batch: Any) -> None:
+    def _compare(self, slot: Slot, batch: Any) -> None:
         """Compare a step with an eager one, if it is one of the first of its kind."""
         meaning = slot._meaning
         if meaning.is_due(slot._hp, batch):
@@ -202,7 +322,7 @@ class Stack(Generic[_Slot]):
             generator_of(slot.device).set_state(slot.stream)
             meaning.compare(slot, slot._stacking(), slot._hp, batch, partial(self._in_own_bundle, slot), slot._numerics)
 
-    def _in_own_bundle(self, slot: _Slot, batch: Any) -> Any:
+    def _in_own_bundle(self, slot: Slot, batch: Any) -> Any:
         """Train a slot's model on a batch, in a bundle of its own: with the bits that it has in any other."""
         self._tracing = (slot,)
         built, bundle, generator = slot._ready(), Bundle(self.builder), generator_of(slot.device)
@@ -212,3 +332,69 @@ class Stack(Generic[_Slot]):
         bundle.leave(member)
         generator.set_state(member.stream)
         return losses
+
+
+class DeviceMemory:
+    """Memory of the device on which several models are trained. The first time that it runs out, states that are kept
+    there leave it; then half as many models are trained as one, each time. A step of one that finds none has failed.
+
+    Args:
+        who: the trainable's class, for messages.
+    """
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self._ran_out = False
+        self.most = sys.maxsize
+        """Maximum number of models that are stacked."""
+
+    @contextmanager
+    def tried(self, outcomes: Sequence[list[Exception | None]]) -> Iterator[None]:
+        """Try a step of several slots. What finds no memory is tried again, if there is more then.
+
+        Args:
+            outcomes: of each slot, the last one that of this step; a slot without has the error that ends it.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            for of in outcomes:
+                if not of:
+                    of.append(error)
+        short = [of for of in outcomes if is_out_of_memory(of[-1])]
+        if not short or self.most == 1:
+            return
+        if self._ran_out:
+            self.most = max(1, len(short) // 2)
+            as_many = "one at a time" if self.most == 1 else f"at most {self.most} at a time"
+            logger.warning("The memory of the device is short: models of %s are trained %s.", self._who, as_many)
+        self._ran_out = True
+        for of in short:
+            of[-1] = DeviceFull(str(of[-1]))
+
+
+@contextmanager
+def put_back(who: str, loops: Sequence[TorchLoop]) -> Iterator[None]:
+    """Watch all that training can reach. What has changed on exit is as it was before, and refused by name.
+
+    Raises:
+        NeedsPython: a model or an optimizer has changed: each has its own, and can be trained by itself.
+        NotStackable: something has changed that all of them share.
+    """
+    before = [(loop, loop.portrait(), loop.snapshot()) for loop in loops]
+    try:
+        yield
+    finally:
+        changed: set[str] = set()
+        for loop, described, snapshot in before:
+            now = loop.portrait()
+            paths = {path for path in described.keys() | now.keys() if described.get(path) != now.get(path)}
+            if paths:
+                loop.put_back(snapshot)
+            changed |= paths
+        if changed:
+            kind = NeedsPython if all(map(_OWN.match, changed)) else NotStackable
+            first = ", ".join(sorted(changed)[:3])
+            raise kind(f"{who} changes {first}; in a stack, Python code runs once, not at each step")
