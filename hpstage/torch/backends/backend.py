@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
 
 if TYPE_CHECKING:
@@ -22,6 +23,20 @@ PASSING = (OSError, MemoryError, ImportError, EOFError, subprocess.SubprocessErr
 class NotDeparting(BaseException):
     """Signals that ``update()`` itself has to train the step. ``except Exception`` in the user's code does not catch
     it."""
+
+
+class NotStackable(UsageError):
+    """A model, an optimizer or a step that cannot be trained together with its siblings. The message names why."""
+
+
+class NeedsPython(NotStackable):
+    """A step that no recording repeats, whatever the values of its tensors: ``update()`` itself can train it.
+
+    Whoever trains by itself for that may decide so by this error: it does not depend on the other members.
+    """
+
+    member: object = None
+    """The member whose step it is, if several were to be stacked."""
 
 
 class StepBackend(ABC):

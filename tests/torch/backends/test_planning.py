@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from hpstage.torch.backends.stacked.planning import plan
-from hpstage.torch.backends.stacked.probes import probe
 from hpstage.torch.backends.stacked.streams import Streams
+from hpstage.torch.backends.stacked.tracing import probe
 from tests.torch.backends.siblings import CPU, Hp, Sibling, builder, hp_of
 
 MEMBERS = 3

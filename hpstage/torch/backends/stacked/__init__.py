@@ -6,10 +6,10 @@ alone, which is tried out (``planning``), and member by member elsewhere. So it 
 others there are, and a bundle of one is the reference.
 """
 
+from hpstage.torch.backends.backend import NeedsPython, NotStackable
 from hpstage.torch.backends.stacked.building import Builder
 from hpstage.torch.backends.stacked.bundle import Bundle
 from hpstage.torch.backends.stacked.member import Member
-from hpstage.torch.backends.stacked.refusal import NeedsPython, NotStackable
 from hpstage.torch.backends.stacked.signature import shape_key
 
 __all__ = ["Builder", "Bundle", "Member", "NeedsPython", "NotStackable", "shape_key"]

@@ -10,22 +10,21 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
+from hpstage.torch.backends.backend import NotStackable
 from hpstage.torch.backends.stacked.frozen import Frozen
 from hpstage.torch.backends.stacked.outputs import Outputs
 from hpstage.torch.backends.stacked.planning import STREAM, Tried, is_heavy, once_of, plan, same
 from hpstage.torch.backends.stacked.prefix import Divided, divide
-from hpstage.torch.backends.stacked.probes import is_varied, probe
 from hpstage.torch.backends.stacked.program import Program, Value, program
-from hpstage.torch.backends.stacked.refusal import NotStackable
 from hpstage.torch.backends.stacked.rules import is_large
 from hpstage.torch.backends.stacked.streams import Streams
-from hpstage.torch.backends.stacked.tracer import Tracer
-from hpstage.torch.backends.stacked.tracing import Effects, Trace
+from hpstage.torch.backends.stacked.tracing import Effects, Trace, Tracer, probe
 from hpstage.torch.backends.stacked.worth import ALONE, Form, Worth
 from hpstage.torch.trainable import TorchTrainable
 
 logger = logging.getLogger("hpstage")
 
+_SEEN = 4096
 _SEEDS = (1, 2)  # of the members on which a program is planned, and on which it is checked
 
 
@@ -35,7 +34,7 @@ class Builder:
 
     Args:
         subject: whose ``update()`` is trained.
-        effects: see :class:`hpstage.torch.backends.stacked.tracer.Tracer`.
+        effects: see :class:`hpstage.torch.backends.stacked.tracing.Tracer`.
     """
 
     def __init__(self, subject: TorchTrainable, device: torch.device, effects: Effects | None = None) -> None:
@@ -152,7 +151,7 @@ def _probes(
     given = {
         trained + index
         for index, name in enumerate(trace.kept)
-        if name in trace.unchanged and is_large(tensor := example[trained + index]) and is_varied(tensor)
+        if name in trace.unchanged and is_large(tensor := example[trained + index]) and _is_varied(tensor)
     }
     first = probe(example, generator, states, batch, moved=trace.movable, given=given)
     own = [tensor.new_empty(0) if index in shared else tensor for index, tensor in enumerate(example)]
@@ -165,6 +164,15 @@ def _probes(
     # Members may have in common what the prefix gives though they differ in what it reads: an unused row, for one.
     common = list(step.prefix.run(*(first[i] for i in reads))) if len(example) in shared else None
     return [[*member, *(common or step.prefix.run(*(member[i] for i in reads)))] for member in members]
+
+
+def _is_varied(tensor: Tensor) -> bool:
+    """Return whether most numbers of a tensor differ, so that ways to compute that differ show it as well as of made-up
+    ones."""
+    if not tensor.is_floating_point() or not tensor.is_contiguous():
+        return False
+    some = tensor.view(-1)[:: max(1, tensor.numel() // _SEEN)]
+    return len(torch.unique(some)) > len(some) // 2
 
 
 def _run(trace: Trace, made: Program, members: list[list[Tensor]], streams: Streams) -> list[list[Tensor]]:

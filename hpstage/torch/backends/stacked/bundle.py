@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hpstage.errors import UsageError
 from hpstage.plan.facts import NO_FROZEN_WORK, FrozenWork
 from hpstage.schedule import Scalar
+from hpstage.torch.backends.backend import NeedsPython, NotStackable
 from hpstage.torch.backends.stacked.building import Builder
 from hpstage.torch.backends.stacked.frozen import Common
 from hpstage.torch.backends.stacked.joint_state import FlatGroup, Rows
@@ -20,7 +21,6 @@ from hpstage.torch.backends.stacked.outputs import Ahead
 from hpstage.torch.backends.stacked.planning import STREAM
 from hpstage.torch.backends.stacked.prefix import Divided, Prefix
 from hpstage.torch.backends.stacked.program import Program
-from hpstage.torch.backends.stacked.refusal import NeedsPython, NotStackable
 from hpstage.torch.backends.stacked.signature import shape_key, tensors_of
 from hpstage.torch.backends.stacked.streams import Streams
 from hpstage.torch.backends.stacked.tracing import Trace

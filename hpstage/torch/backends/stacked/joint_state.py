@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hpstage.torch.backends.backend import NeedsPython
 from hpstage.torch.backends.stacked.optimizers import Formula
 from hpstage.torch.backends.stacked.planning import VECTOR
-from hpstage.torch.backends.stacked.refusal import NeedsPython
 
 
 @dataclass(frozen=True)

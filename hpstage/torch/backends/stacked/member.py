@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from hpstage.torch.backends.backend import NotStackable
 from hpstage.torch.backends.stacked.optimizers import formula_of
-from hpstage.torch.backends.stacked.refusal import NotStackable
 from hpstage.torch.backends.stacked.streams import generator_of
 from hpstage.torch.backends.stacked.tracing import Trace
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from hpstage.checkpoints import lazy_copies
 from hpstage.schedule import Scalar
-from hpstage.torch.backends.stacked.refusal import NeedsPython
+from hpstage.torch.backends.backend import NeedsPython
 from hpstage.torch.backends.stacked.signature import overlapping
 from hpstage.torch.backends.stacked.stand_ins import Recorded, StandInOptimizer, StandInValues
 from hpstage.torch.trainable import TorchTrainable

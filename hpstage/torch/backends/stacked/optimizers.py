@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from hpstage.torch.backends.backend import NeedsPython
 from hpstage.torch.backends.formulas import is_hooked
-from hpstage.torch.backends.stacked.refusal import NeedsPython
 
 Group = Mapping[str, Any]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hpstage.schedule import Scalar
-from hpstage.torch.backends.stacked.refusal import NeedsPython, NotStackable
+from hpstage.torch.backends.backend import NeedsPython, NotStackable
 
 
 class StandInOptimizer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node
@@ -25,14 +25,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from hpstage.checkpoints import lazy_copies
 from hpstage.schedule import Scalar
-from hpstage.torch.backends.backend import PASSING
+from hpstage.torch.backends.backend import PASSING, NeedsPython, NotStackable
 from hpstage.torch.backends.stacked.cleaning import clean, is_strided, lift_constants, without_mutations
 from hpstage.torch.backends.stacked.images import substitute
 from hpstage.torch.backends.stacked.one_step import OneStep
-from hpstage.torch.backends.stacked.probes import probe
-from hpstage.torch.backends.stacked.refusal import NeedsPython, NotStackable
 from hpstage.torch.backends.stacked.rules import is_large
+from hpstage.torch.backends.stacked.signature import Signature, shape_key
 from hpstage.torch.backends.stacked.stand_ins import StandInValues, first_line
+from hpstage.torch.trainable import TorchTrainable
 from hpstage.training.randomness import generators_restored
 
 Effects = Callable[[str], AbstractContextManager[None]]
@@ -120,6 +120,50 @@ class Trace:
                 for a, b in zip(self.constants, other.constants, strict=True)
             )
         )
+
+
+class Tracer:
+    """Traces steps of ``subject``, and gives the same trace again where it would be equal.
+
+    Args:
+        subject: whose ``update()`` is traced.
+        effects: watches what a step could change besides tensors, to refuse those that do.
+    """
+
+    def __init__(self, subject: TorchTrainable, effects: Effects | None = None) -> None:
+        self.subject = subject
+        self._effects = effects
+        self._traces: dict[object, list[tuple[StandInValues, Trace | str, Signature]]] = {}
+        """What steps have read, with their trace or the reason why there is none, which takes as long to determine."""
+        self.traced = 0
+        """Number of traces made."""
+
+    def trace(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, hp: Mapping[str, Scalar]) -> Trace:
+        """Return the trace of a step. Raises :class:`NotStackable`."""
+        signature = Signature(model)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        groups = tuple(tuple(names.get(id(p)) for p in group["params"]) for group in optimizer.param_groups)
+        floats = frozenset(name for name, value in hp.items() if type(value) is float)
+        key = (signature.text, groups, floats, shape_key(batch))
+        known = self._traces.setdefault(key, [])
+        for read, found, _ in known:
+            if read.fits(hp):
+                if isinstance(found, str):
+                    raise NeedsPython(found)
+                found.check_constants()
+                return found
+        one = OneStep(self.subject, model, optimizer, batch, hp)
+        try:
+            made = trace(one, self._effects)
+        except NeedsPython as error:
+            known.append((one.read, str(error), signature))
+            raise
+        self.traced += 1
+        # Two models with objects of their own may still take the same step: then there is one trace of both.
+        all_known = (other for others in self._traces.values() for _, other, _ in others)
+        same = next((other for other in all_known if isinstance(other, Trace) and made.same(other)), made)
+        known.append((one.read, same, signature))
+        return same
 
 
 def trace(one: OneStep, effects: Effects | None = None) -> Trace:
@@ -274,6 +318,46 @@ def compared(made: Trace, one: OneStep) -> bool:
             f"{one.who} behaves differently for other values: its Python code depends on values not recorded"
         )
     return moved
+
+
+def probe(
+    example: Sequence[Tensor],
+    generator: torch.Generator,
+    states: int,
+    batch: int,
+    *,
+    moved: bool,
+    given: Collection[int] = (),
+) -> list[Tensor]:
+    """Return inputs of a made-up member, near a real one's.
+
+    Numbers of the model are changed in their ratio, so that what is positive stays so. The batch keeps its values,
+    since others may not be allowed; its samples change places.
+
+    Args:
+        example: a member's inputs: ``states`` tensors of its model, hyperparameters, ``batch`` tensors of its batch.
+        moved: whether samples change places.
+        given: indices of tensors of the model that are not changed, and not copied.
+    """
+    first = len(example) - batch
+    made = [tensor if index in given else _near(tensor, generator) for index, tensor in enumerate(example[:states])]
+    made += [tensor.clone() for tensor in example[states:first]]
+    tensors = example[first:]
+    samples = tensors[0].shape[0] if tensors and tensors[0].dim() else 0
+    order = torch.randperm(samples, generator=generator)
+    for tensor in tensors:
+        if moved and tensor.dim() and tensor.shape[0] == samples:
+            tensor = tensor[order.to(tensor.device)]
+        made.append(tensor.contiguous().clone())
+    return made
+
+
+def _near(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    if not tensor.is_floating_point():
+        return tensor.clone()
+    # In place: a frozen tensor may be large, and each copy of it counts.
+    factor = torch.rand(tensor.shape, generator=generator).mul_(0.4).add_(0.8)
+    return factor.to(tensor).mul_(tensor)
 
 
 _NOISE = 64
