@@ -18,6 +18,7 @@ from hpstage.torch.backends.backend import StepBackend
 from hpstage.torch.backends.lookup import AUTO, backend_named, choices, usable, usable_backend
 from hpstage.torch.backends.meaning import Meaning, Reached
 from hpstage.torch.backends.measuring import measure
+from hpstage.torch.backends.obstacles import names_gradients, read_in_training
 from hpstage.torch.contents import DRAWS, Contents, undone_in
 from hpstage.torch.data import Batches
 from hpstage.torch.evaluation import evaluating
@@ -27,7 +28,6 @@ from hpstage.torch.horizon import Horizon
 from hpstage.torch.loading.mixture import seed_in
 from hpstage.torch.loading.streams import StreamBatches
 from hpstage.torch.losses import Losses
-from hpstage.torch.mentions import names_gradients, read_in_training
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.torch.trial_data import TrialData, set_hp
 from hpstage.training.adapter import Adapter, checked_metrics, is_subjects, stateless_of

@@ -4,34 +4,38 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 import os
 import shutil
 import subprocess
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
 from hpstage.errors import CompilerFailed, TrainingError, UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch.backends import formulas
 from hpstage.torch.backends.backend import PASSING, NotDeparting, StepBackend
-from hpstage.torch.backends.logged import LoggedInTensors, traced
-from hpstage.torch.backends.numbers import keep_numbers
 from hpstage.torch.backends.obstacles import obstacle_in_code, obstacle_in_training
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.training.capture.settings import compile_by_arguments_only
 from hpstage.training.private_folder import private_folder
-from hpstage.training.step_log import log, recording
+from hpstage.training.step_log import checked_name, log, recording
 from hpstage.training.warned import each_once
 
 _MOST = 256
 """Maximum number of compilations of one trainable in a process, for different shapes and constants. If more are needed,
 something that the code reads changes at each step, and compiling would take longer than any training."""
+_MOST_NAMES = 256
+"""Maximum number of names that a process logs in compiled code."""
+_OF_PYTHON = ("_operator", "builtins")
+"""Modules of Python's operators."""
 
 _IN_DYNAMO = {
     "trace_autograd_ops": True,
@@ -104,7 +108,7 @@ class CompiledBackend(StepBackend):
         self._hopeless: set[tuple[tuple[str, Scalar], ...]] = set()
         self._warn = each_once()
         self._runs = self._lowers = False
-        self._logged = LoggedInTensors(device)
+        self._logged = _LoggedInTensors(device)
         self._names: tuple[str, ...] = ()  # that the code has logged that ran last
 
     @classmethod
@@ -207,7 +211,7 @@ class CompiledBackend(StepBackend):
         present = user.hp
         object.__setattr__(user, "hp", self._in_tensors(present, model))
         self._names, self._lowers = (), False
-        traced()
+        _names_traced()
         try:
             with _settings(), warnings.catch_warnings(), recording(self._logged):
                 warnings.simplefilter("ignore")
@@ -250,13 +254,13 @@ class CompiledBackend(StepBackend):
                 f"{type(self.subject).__name__}: a step was compiled {_MOST} times, since shapes or numbers that "
                 f"loss() reads keep changing; give numerics = 'eager'"
             )
-        keep_numbers(graph.graph, self._values.values())
+        _keep_numbers(graph.graph, self._values.values())
         recorded = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))  # to lower a graph may change it
         self._lowers = True
         made = self.lower(graph, inputs)  # torch may interrupt it, and begin again with fewer constants
         self._lowers = False
         self.compiled += 1
-        names = traced()
+        names = _names_traced()
 
         def run(*args: Any) -> Any:
             self._runs, self._names = True, names
@@ -348,3 +352,80 @@ def _reason(error: Exception) -> str:
     if "side effects" in text:
         return "loss() changes Python objects (counters, lists, modules), which compiled code cannot"
     return f"torch says: {text}"
+
+
+_places: dict[str, int] = {}  # of names in the tensors
+_traced: list[str] = []  # names that have been met since the list was emptied
+
+
+def _place(name: str) -> int:
+    """Return the index of a name. Called while code is compiled, not while it runs."""
+    if checked_name(name) not in _places and len(_places) == _MOST_NAMES:
+        raise ValueError(f"more than {_MOST_NAMES} names are logged")
+    _traced.append(name)
+    return _places.setdefault(name, len(_places))
+
+
+def _names_traced() -> tuple[str, ...]:
+    """Return the names that the code compiled last logs, and reset them."""
+    names = tuple(dict.fromkeys(_traced))
+    _traced.clear()
+    return names
+
+
+class _LoggedInTensors:
+    """Collects, in compiled code, which can change no Python object, the sums and counts of logged values by name."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = torch.zeros(_MOST_NAMES, dtype=torch.float64, device=device)
+        self._counts = torch.zeros(_MOST_NAMES, dtype=torch.float64, device=device)
+        torch._dynamo.assume_constant_result(_place)  # type: ignore[no-untyped-call]  # seconds to import
+        for tensor in (self._sums, self._counts):
+            torch._dynamo.mark_static_address(tensor)  # else there is no CUDA graph
+
+    def log(self, name: str, value: Any) -> None:
+        place = _place(name)
+        self._sums[place].add_(value.detach().reshape(()) if isinstance(value, torch.Tensor) else float(value))
+        self._counts[place].add_(1)
+
+    def take(self, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+        """Yield these names with the means of what was logged under them, and forget it."""
+        if not names:
+            return
+        means = self._sums / self._counts
+        values = means.tolist() if means.device.type == "cpu" else means
+        self._sums.zero_()
+        self._counts.zero_()
+        yield from ((name, values[_places[name]]) for name in names)
+
+
+def _keep_numbers(graph: torch.fx.Graph, numbers: Collection[Tensor]) -> None:
+    """Make in-place operators on numbers create new ones in a graph of Dynamo's, as ``w = self.hp["gamma"]; w += 1``
+    does.
+
+    A value that code computes from numbers by Python's operators alone is a number: it cannot be changed in place.
+
+    Args:
+        numbers: the inputs that stand for numbers.
+    """
+    known: set[Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            given = getattr(node.meta.get("grapharg"), "example", None)
+            if any(given is number for number in numbers):
+                known.add(node)
+        elif node.op == "call_function" and getattr(node.target, "__module__", None) in _OF_PYTHON:
+            given = node.args[:1]
+            if known.issuperset(given) and (made := _out_of_place(node.target)) is not None:
+                node.target = made
+            if node.all_input_nodes and known.issuperset(node.all_input_nodes):
+                known.add(node)
+
+
+def _out_of_place(function: Any) -> Callable[..., Any] | None:
+    """Return the out-of-place operator of one that changes its first argument."""
+    name = getattr(function, "__name__", "").strip("_")
+    if not name.startswith("i") or getattr(operator, name, None) is None:
+        return None
+    found: Callable[..., Any] | None = getattr(operator, name[1:], None) or getattr(operator, f"{name[1:]}_", None)
+    return found

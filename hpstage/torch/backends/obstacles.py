@@ -1,4 +1,4 @@
-"""Operations that compiled code would silently leave out: code that has one of them is not compiled."""
+"""What the code of a trainable mentions: gradients, settings, and what compiled code would silently leave out."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hpstage.training.code.names import names_in
 
 _BACKWARD_OF_BACKWARD = "create_graph"
 _SEES_TYPES = {"isinstance", "type"}
+_MODES = {"no_grad", "enable_grad", "set_grad_enabled", "requires_grad", "requires_grad_", "is_grad_enabled"}
 
 
 def obstacle_in_code(code: type[TorchTrainable]) -> str | None:
@@ -48,3 +49,18 @@ def _is_tensors(batch: Any) -> bool:
     if type(batch) in (tuple, list) or (isinstance(batch, tuple) and hasattr(batch, "_fields")):
         return all(map(_is_tensors, batch))
     return type(batch) is torch.Tensor
+
+
+def names_gradients(code: type) -> bool:
+    """Return whether the user's code mentions gradients, so that their values may matter."""
+    names = {name for function in functions_reached(code) for name in names_in(function.__code__)}
+    return any("grad" in name for name in names - _MODES)
+
+
+def read_in_training(code: type[TorchTrainable]) -> list[str]:
+    """Return the attributes meant only for speed that the user's code reads during training, so that they may
+    matter."""
+    before = {"__init__", "dataset"}  # which set them, or decide by them only what the data's key has
+    functions = [function for function in functions_reached(code) if function.__name__ not in before]
+    read = {name for function in functions for name in names_in(function.__code__)}
+    return sorted(read.intersection(code._without_keys))
