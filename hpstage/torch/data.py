@@ -11,10 +11,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from hpstage.errors import StateError, UsageError
-from hpstage.torch.loading.moving import moved
 from hpstage.torch.loading.orders import Weighted
 from hpstage.torch.loading.processes import Processes
-from hpstage.torch.loading.samples import Collate, Samples, rows, tensors_of
+from hpstage.torch.loading.samples import Collate, Samples, moved, rows, tensors_of
 from hpstage.torch.loading.streams import StreamBatches, is_stream
 from hpstage.torch.loading.taken_over import Source, Workers, of_dataset, of_loader
 from hpstage.training.randomness import generators_restored

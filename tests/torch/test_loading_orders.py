@@ -23,7 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 from hpstage.errors import UsageError
 from hpstage.plan.keys import workload_key
 from hpstage.torch.data import batches_of
-from hpstage.torch.loading.cut import Cut
+from hpstage.torch.loading.orders import Cut
 from hpstage.training.identity.environment import describe
 from hpstage.training.run import Run
 from hpstage.training.trainables import as_trainable

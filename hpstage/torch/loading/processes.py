@@ -27,11 +27,10 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from hpstage.errors import TrainingError
 from hpstage.errors.text import how_it_ended
-from hpstage.torch.loading.cut import Cut
-from hpstage.torch.loading.outcomes import Failure, see_plain, see_repeatable
+from hpstage.torch.loading.orders import Cut
+from hpstage.torch.loading.outcomes import Failure, Sent, see_plain, see_repeatable
 from hpstage.torch.loading.samples import Samples
 from hpstage.torch.loading.taken_over import Workers
-from hpstage.torch.loading.unseen import Sent
 from hpstage.training.identity import threads
 
 if TYPE_CHECKING:

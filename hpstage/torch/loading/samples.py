@@ -1,8 +1,8 @@
-"""Making a batch from a data set: samples under their keys, and their collation."""
+"""Making a batch from a data set: samples under their keys, their collation, and its way to a device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -102,3 +102,23 @@ def tensors_of(dataset: Any) -> tuple[tuple[torch.Tensor, ...] | None, torch.Ten
 def rows(tensor: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     # index_select is twice as fast as indexing.
     return tensor.index_select(0, chosen if tensor.device.type == "cpu" else chosen.to(tensor.device))
+
+
+def moved(batch: Any, device: torch.device | None) -> Any:
+    """Return ``batch`` with its tensors on ``device``, including those in dicts, lists and (named) tuples.
+
+    From pinned memory they are copied while training continues. ``None`` and the CPU leave the batch as it is.
+    """
+    return batch if device is None or device.type == "cpu" else _moved(batch, device)
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: _moved(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_moved(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(_moved(value, device) for value in batch)
+    return batch

@@ -10,8 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from hpstage.errors import StateError, UsageError
-from hpstage.torch.loading.moving import moved
-from hpstage.torch.loading.samples import Collate
+from hpstage.torch.loading.samples import Collate, moved
 from hpstage.training.randomness import Purpose, generators_restored, rekey
 
 _END = object()

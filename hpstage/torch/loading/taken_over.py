@@ -10,9 +10,8 @@ from typing import Any
 from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
 from hpstage.errors import UsageError
-from hpstage.torch.loading.cut import Cut
 from hpstage.torch.loading.mixture import mixture_of
-from hpstage.torch.loading.orders import order_of
+from hpstage.torch.loading.orders import Cut, order_of
 from hpstage.torch.loading.samples import Collate
 from hpstage.training.sample_order import SampleOrder
 
