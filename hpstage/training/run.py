@@ -13,12 +13,11 @@ from hpstage.training.adapter import checked_metrics
 from hpstage.training.capture.world import World
 from hpstage.training.handover import Baton
 from hpstage.training.randomness import seed_of
-from hpstage.training.sample_order import SampleOrder
+from hpstage.training.sample_order import Indices, SampleOrder
 from hpstage.training.step_log import log
 
 if TYPE_CHECKING:
     from hpstage.torch.follow import Follower
-    from hpstage.training.sample_order import Indices
 
 
 class Run:

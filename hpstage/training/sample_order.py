@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from hpstage.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    Indices = np.ndarray[tuple[int], np.dtype[np.int64]]
+Indices: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
 
 class SampleOrder:

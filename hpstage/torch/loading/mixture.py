@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import accumulate
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch.utils.data import ConcatDataset, Dataset
@@ -14,10 +14,7 @@ from hpstage.errors import UsageError
 from hpstage.schedule import Scalar
 from hpstage.schedule.space import MIXTURE
 from hpstage.training.randomness import Purpose, mix, seed_of
-from hpstage.training.sample_order import SampleOrder
-
-if TYPE_CHECKING:
-    from hpstage.training.sample_order import Indices
+from hpstage.training.sample_order import Indices, SampleOrder
 
 _BLOCK = 4096  # positions whose sources are drawn at a time
 

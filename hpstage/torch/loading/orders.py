@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from hpstage.errors import UsageError
 from hpstage.training.randomness import Purpose, mix
-from hpstage.training.sample_order import SampleOrder, philox
-
-if TYPE_CHECKING:
-    from hpstage.training.sample_order import Indices
+from hpstage.training.sample_order import Indices, SampleOrder, philox
 
 
 class Sequential(SampleOrder):

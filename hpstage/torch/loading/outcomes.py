@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import traceback
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from hpstage.checkpoints.state_tree import digest
 from hpstage.errors import StateError, TrainingError, UsageError
@@ -14,9 +14,7 @@ from hpstage.training.capture.kinds import CACHE, VALUES
 from hpstage.training.capture.portrait import texts_of
 from hpstage.training.capture.survey import Record, Survey
 from hpstage.training.capture.surveyor import Surveyor
-
-if TYPE_CHECKING:
-    from hpstage.training.sample_order import Indices
+from hpstage.training.sample_order import Indices
 
 
 class Failure:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 import torch
@@ -32,9 +32,7 @@ from hpstage.torch.loading.outcomes import Failure, Sent, see_plain, see_repeata
 from hpstage.torch.loading.samples import Samples
 from hpstage.torch.loading.taken_over import Workers
 from hpstage.training.identity import threads
-
-if TYPE_CHECKING:
-    from hpstage.training.sample_order import Indices, SampleOrder
+from hpstage.training.sample_order import Indices, SampleOrder
 
 logger = logging.getLogger("hpstage")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +11,7 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset,
 
 from hpstage.torch.loading.mixture import Mixture
 from hpstage.training.randomness import Purpose, rekey
-
-if TYPE_CHECKING:
-    from hpstage.training.sample_order import Indices
+from hpstage.training.sample_order import Indices
 
 Collate = Callable[[list[Any]], Any]
 
