@@ -1,14 +1,22 @@
-"""Encoding of a share for other processes of a gang: a short text, and the bytes of its tensors one after the other."""
+"""Encoding of what a process of a gang has for the others: a share, or an exception of the user's code.
+
+A share is a short text, and the bytes of its tensors one after the other. An exception is not pickled, since unpickling
+runs code: its class is looked up among what is imported anyway, and its arguments are plain values. One that these do
+not make again arrives as a :class:`TrainingError`.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hpstage.errors import TrainingError
 from hpstage.torch.elastic.reduction import Gradient, Rows, Share
 
 _NONE, _DENSE = 0, 1
@@ -68,3 +76,43 @@ class _Reader:
         if stays or start % like.element_size():  # a view of a larger type begins at a multiple of its size
             data = data.clone()
         return data.view(like.dtype).view(shape).to(like.device)
+
+
+def encode_failure(error: Exception, node: int) -> bytes:
+    """Encode an exception for :func:`decode_failure`."""
+    plain = all(isinstance(value, str | int | float | bool | None) for value in error.args)
+    kind = type(error)
+    return json.dumps(
+        [
+            kind.__module__,
+            kind.__qualname__,
+            [*error.args] if plain else None,
+            str(error),
+            f"in virtual node {node}, in another process:\n{''.join(traceback.format_exception(error))}",
+        ]
+    ).encode()
+
+
+def decode_failure(text: bytes) -> Exception:
+    module, name, arguments, message, note = json.loads(text)
+    error = _same(_class(module, name), arguments, message) or TrainingError(f"{name}: {message}")
+    error.add_note(note)
+    return error
+
+
+def _class(module: str, name: str) -> Any:
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _same(kind: Any, arguments: list[Any] | None, message: str) -> Exception | None:
+    """Return an exception with these arguments, if it then has this message."""
+    if arguments is None or not (isinstance(kind, type) and issubclass(kind, Exception)):
+        return None
+    try:
+        error: Exception = kind.__new__(kind, *arguments)  # which sets them; __init__ may take others
+        return error if str(error) == message else None
+    except Exception:
+        return None  # it needs what its __init__ would have set

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from hpstage.errors import GangApart, GangLost, UsageError
 from hpstage.schedule import Scalar
-from hpstage.torch.elastic.encoding import decode, encode
-from hpstage.torch.elastic.failures import decode_failure, encode_failure
+from hpstage.torch.elastic.encoding import decode, decode_failure, encode, encode_failure
 from hpstage.torch.elastic.group import Group, Message
 from hpstage.torch.elastic.reduction import Share, combine
 from hpstage.torch.elastic.virtual_nodes import Failed

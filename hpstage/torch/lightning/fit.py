@@ -1,8 +1,10 @@
-"""One call of ``Trainer.fit``, paused where it requests the next batch."""
+"""One call of ``Trainer.fit``, paused where it requests the next batch, and the end that its arguments state."""
 
 from __future__ import annotations
 
 import logging
+import math
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
@@ -15,10 +17,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from hpstage.errors import NonFiniteLoss, TrainingError, UsageError
 from hpstage.schedule.space import MIXTURE
 from hpstage.torch.data import Batches
-from hpstage.torch.horizon import Horizon, limits
+from hpstage.torch.horizon import Horizon, limits, no_end
 from hpstage.torch.lightning.carried import checked_callbacks
 from hpstage.torch.lightning.data import Data, TrainingBatches, training_set
-from hpstage.torch.lightning.horizon import TRAINER, WatchedTrainer, horizon_of, stated_by
 from hpstage.torch.lightning.progress import Progress
 from hpstage.torch.lightning.steering import Steering
 from hpstage.torch.lightning.trainable import OWN, LightningTrainable
@@ -31,6 +32,8 @@ from hpstage.training.handover import Abandoned
 from hpstage.training.randomness import Purpose, rekey
 from hpstage.training.run import Run, Steps
 from hpstage.training.warned import warn_once
+
+_TRAINER = "lightning.Trainer"
 
 
 def fit(subject: LightningTrainable, data: Data | None, loaders: dict[str, Any], run: Run) -> None:
@@ -91,8 +94,8 @@ class Session:
                 f"what self.log() is given is kept"
             )
         self.ended = False
-        self.trainer: Any = WatchedTrainer(
-            **({} if stated_by(subject.arguments) else {"max_epochs": -1}),
+        self.trainer: Any = _WatchedTrainer(
+            **({} if _stated_by(subject.arguments) else {"max_epochs": -1}),
             # With a logger, Lightning warns of epochs that are shorter than the steps between two logs.
             **({"log_every_n_steps": 1} if logs else {}) | subject.arguments,
             callbacks=[_End(self), *subject.callbacks],
@@ -243,11 +246,11 @@ class Session:
     def why(self) -> str:
         if self.trainer.should_stop:
             return f"{self._subject.name} has set trainer.should_stop"
-        return f"{limits(TRAINER, stated_by(self._subject.arguments))} ends training"
+        return f"{limits(_TRAINER, _stated_by(self._subject.arguments))} ends training"
 
     @property
     def horizon(self) -> Horizon | None:
-        return horizon_of(self.trainer, self._subject)
+        return _horizon_of(self.trainer, self._subject)
 
     def _over(self) -> Exception:
         return TrainingError(f"{self.why()}; there is no step {self._run._step} to train")
@@ -278,3 +281,58 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def _stated_by(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a Trainer's arguments that state an end."""
+    return {name: arguments[name] for name in ("max_epochs", "max_steps") if name in arguments}
+
+
+class _WatchedTrainer(Trainer):  # type: ignore[misc]  # its base has no types
+    """A Trainer that notices code that reads its end, and refuses to answer if it has none: that would be infinity, or
+    -1."""
+
+    sizes = False
+    """Whether code has read it that is not Lightning's."""
+
+    @property
+    def estimated_stepping_batches(self) -> int | float:
+        self._notice("estimated_stepping_batches")
+        estimated: int | float = super().estimated_stepping_batches
+        return estimated
+
+    @property
+    def max_epochs(self) -> Any:
+        self._notice("max_epochs")
+        return self.fit_loop.max_epochs
+
+    @property
+    def max_steps(self) -> Any:
+        self._notice("max_steps")
+        return self.fit_loop.max_steps
+
+    def _notice(self, name: str) -> None:
+        reader = sys._getframe(2).f_globals.get("__name__", "")
+        if reader.partition(".")[0] in ("lightning", "hpstage"):
+            return
+        if all(end in (None, -1) for end in (self.fit_loop.max_epochs, self.fit_loop.max_steps)):
+            raise no_end(name, "LightningTrainable(..., trainer={'max_steps': STEPS}) with the steps of your search")
+        self.sizes = True
+
+
+def _horizon_of(trainer: Any, subject: LightningTrainable) -> Horizon | None:
+    """Return the end that the Trainer's arguments state; ``None`` if there is none, or it cannot be counted in steps of
+    trials."""
+    batches = trainer.num_training_batches
+    epochs, updates = trainer.fit_loop.max_epochs, trainer.fit_loop.max_steps
+    if not (trainer.lightning_module.automatic_optimization and 0 < batches < math.inf):
+        return None
+    ends = [] if epochs in (None, -1) else [epochs * batches]
+    if updates != -1:
+        # In each epoch the last update may accumulate fewer batches.
+        whole, rest = divmod(updates, math.ceil(batches / trainer.accumulate_grad_batches))
+        ends.append(whole * batches + rest * trainer.accumulate_grad_batches)
+    if not ends:
+        return None
+    steps = min(ends) if subject.step_unit == "batch" else math.ceil(min(ends) / batches)
+    return Horizon(_TRAINER, tuple(_stated_by(subject.arguments).items()), steps, trainer.sizes)

@@ -28,7 +28,6 @@ from hpstage.torch.transformers.arguments import Arguments, detach
 from hpstage.torch.transformers.checkpointing import only_switched
 from hpstage.torch.transformers.groups import built, group_values
 from hpstage.torch.transformers.horizon import end_of, has_own_scheduler, horizon_of, see_end
-from hpstage.torch.transformers.logs import log_step
 from hpstage.torch.transformers.own_order import (
     FIXED,
     USUAL,
@@ -40,6 +39,7 @@ from hpstage.torch.transformers.own_order import (
 )
 from hpstage.torch.transformers.refusals import drop_callbacks, see_collator, see_trainer, used_callbacks
 from hpstage.training.code.unread import may_read
+from hpstage.training.step_log import log
 from hpstage.training.warned import warn_once
 
 
@@ -273,7 +273,7 @@ class TrainerTrainable(TorchTrainable):
         trainer.state.global_step += 1
         trainer.state.epoch = batch.epoch
         self._call("on_step_end")
-        log_step(trainer, values)
+        _log_step(trainer, values)
         if trainer.control.should_training_stop:
             raise StopTraining(_STOPPED)
         if (ended := end_of(trainer)) is not None:
@@ -438,3 +438,23 @@ def _holds(value: Any, model: torch.nn.Module) -> bool:
 
 def _takes_values(model_init: Callable[..., Any]) -> bool:
     return bool(inspect.signature(model_init).parameters)
+
+
+def _log_step(trainer: Any, values: Mapping[str, float]) -> None:
+    """Log a step by ``trainer.log()``, as under ``logging_steps=1``: it may add what it has gathered, and empty that.
+
+    What the Trainer has logged itself in the step, in ``compute_loss`` for instance, is logged as well. Callbacks,
+    which show or collect logs, are not called.
+    """
+    handler = trainer.callback_handler
+    callbacks, handler.callbacks = handler.callbacks, []
+    try:
+        trainer.log(dict(values))
+    finally:
+        handler.callbacks = callbacks
+    history = trainer.state.log_history
+    for entry in history:
+        for name, value in entry.items():
+            if name not in ("epoch", "step") and isinstance(value, int | float):
+                log(name, value)
+    history.clear()

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from hpstage.errors import GangApart, TrainingError
-from hpstage.torch.elastic import failures, gang, group, links
-from hpstage.torch.elastic.failures import decode_failure, encode_failure
+from hpstage.torch.elastic import encoding, gang, group, links
+from hpstage.torch.elastic.encoding import decode_failure, encode_failure
 from hpstage.torch.elastic.group import Meeting, Message
 from hpstage.torch.elastic.links import _GREETED, _GREETING, _SIGNATURE, _signature, new_key
 
@@ -148,5 +148,5 @@ def test_other_exceptions_arrive_as_text(error: Exception) -> None:
 
 
 def test_nothing_of_a_gang_is_unpickled() -> None:
-    for module in (failures, gang, group, links):
+    for module in (encoding, gang, group, links):
         assert not {"pickle", "torch.load"} & vars(module).keys()

@@ -15,8 +15,8 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.errors import StateError, StoreError, UsageError
 from hpstage.store import MemoryJournal
-from hpstage.torch.elastic.micro_batches import cut
 from hpstage.torch.elastic.reduction import Rows, Share, Tree, mean
+from hpstage.torch.elastic.virtual_nodes import cut
 from hpstage.training.identity.code_identity import code_identity
 from hpstage.training.trainables import as_trainable
 from tests.torch.elastic.cases import CASES, Nodes, hp_at
