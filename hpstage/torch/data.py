@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from hpstage.errors import StateError, UsageError
 from hpstage.torch.loading.orders import Weighted
 from hpstage.torch.loading.processes import Processes
-from hpstage.torch.loading.samples import Collate, Samples, moved, rows, tensors_of
+from hpstage.torch.loading.samples import Collate, PlainBatches, Samples, moved, rows, tensors_of
 from hpstage.torch.loading.streams import StreamBatches, is_stream
 from hpstage.torch.loading.taken_over import Source, Workers, of_dataset, of_loader
 from hpstage.training.randomness import generators_restored
@@ -21,7 +21,7 @@ from hpstage.training.randomness import generators_restored
 logger = logging.getLogger("hpstage")
 
 
-class Batches:
+class Batches(PlainBatches):
     """Fetches batches on a device, in this process or from those that load ahead, with the same bits.
 
     Args:
@@ -89,14 +89,7 @@ class Batches:
                 f"value, or in a training function make a new DataLoader for each epoch"
             )
 
-    def position(self) -> None:
-        """Return the position that a state holds besides the number of samples consumed: none."""
-
-    def go_to(self, position: None) -> None:
-        """Continue from what :meth:`position` returned."""
-
     def see_size(self, size: int) -> None:
-        """Warn once of a batch that is larger than the data."""
         if size > self.cut.population and not self._warned:
             self._warned = True
             logger.warning(
@@ -107,12 +100,10 @@ class Batches:
             )
 
     def settle(self) -> None:
-        """Begin a course of training: after a setup, and after a state was loaded."""
         if self.processes is not None:
             self.processes.settle()
 
     def check(self) -> None:
-        """Raise :class:`~hpstage.errors.StateError` if training has changed what loading does not see."""
         self._refuse_outdated(within=True)
         order = self._order
         if isinstance(order, Weighted) and order.is_outdated(ahead=self.processes is not None):
@@ -125,7 +116,6 @@ class Batches:
             self.processes.check()
 
     def close(self) -> None:
-        """End the processes that load, if any; they are started again when needed. Idempotent."""
         if self.processes is not None:
             self.processes.close()
 

@@ -64,7 +64,7 @@ class Loader:
 
     def begin(self, run: Run) -> None:
         if run._stream is not None:
-            self.batches.go_to(run._stream)  # type: ignore[arg-type]  # of its own kind
+            self.batches.go_to(run._stream)
             run._stream = None
         self.batches.settle()
 

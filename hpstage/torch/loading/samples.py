@@ -16,6 +16,32 @@ from hpstage.training.sample_order import Indices
 Collate = Callable[[list[Any]], Any]
 
 
+class PlainBatches:
+    """Batches that are made where they are taken, as a function of the number of samples consumed. Others override what
+    they do besides."""
+
+    batch_size: int | None = None
+    draws = True
+
+    def see_size(self, size: int) -> None:
+        """Warn once of a batch that is larger than the data."""
+
+    def position(self) -> Any:
+        """Return the position that a state holds besides the number of samples consumed, if there is one."""
+
+    def go_to(self, position: Any) -> None:
+        """Continue from what :meth:`position` returned; ``None``: from the beginning."""
+
+    def settle(self) -> None:
+        """Begin a course of training: after a setup, and after a state was loaded."""
+
+    def check(self) -> None:
+        """Raise :class:`~hpstage.errors.StateError` if training has changed what loading does not see."""
+
+    def close(self) -> None:
+        """End the processes that load, if any; they are started again when needed. Idempotent."""
+
+
 class Samples:
     """Makes batches. What a sample draws from the global generators is a function of (seed, position).
 

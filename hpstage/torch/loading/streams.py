@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from hpstage.errors import StateError, UsageError
-from hpstage.torch.loading.samples import Collate, moved
+from hpstage.torch.loading.samples import Collate, PlainBatches, moved
 from hpstage.training.randomness import Purpose, generators_restored, rekey
 
 _END = object()
@@ -31,7 +31,7 @@ def _has_shuffle_buffer(part: Any) -> bool:
     return type(part).__name__.startswith("BufferShuffled") or any(map(_has_shuffle_buffer, read))
 
 
-class StreamBatches:
+class StreamBatches(PlainBatches):
     """Batches of a stream, made in this process. What is drawn for a sample is a function of (seed, position).
 
     The stream is iterated over again and again. Before each pass, its ``set_epoch``, if it has one, is called with
@@ -47,19 +47,16 @@ class StreamBatches:
         who: what gave the data, for errors.
     """
 
-    draws = True
-
     def __init__(
         self,
         data: Any,
         collate: Collate | None,
         device: torch.device | None,
-        num_workers: int = 0,
+        num_workers: int,
         *,
-        by_epoch: bool = False,
-        who: str = "dataset()",
+        by_epoch: bool,
+        who: str,
     ) -> None:
-        self.batch_size: int | None = None
         self.options: dict[str, Any] = {"order": "stream"}
         self._end: Literal["full", "short", "dropped"] = "short" if by_epoch else "full"
         if isinstance(data, DataLoader):
@@ -147,15 +144,11 @@ class StreamBatches:
         self.dataset.load_state_dict(copy.deepcopy(state))
         self._samples = iter(self.dataset)
 
-    def see_size(self, size: int) -> None:
-        """Do nothing: how many samples a stream has is not known."""
-
     def position(self) -> dict[str, Any] | None:
         within = self._samples is not None
         return {"passes": self._pass, "within": copy.deepcopy(self.dataset.state_dict()) if within else None}
 
     def go_to(self, position: dict[str, Any] | None) -> None:
-        """Continue from a position; ``None``: from the beginning."""
         if position is not None and (type(position) is not dict or position.keys() != {"passes", "within"}):
             raise StateError("the state holds no valid position in the stream of samples")
         within = None if position is None else position["within"]
@@ -180,12 +173,3 @@ class StreamBatches:
             found.append(sample)
         self.go_to(None)
         return found
-
-    def settle(self) -> None:
-        """Do nothing: nothing is read ahead."""
-
-    def check(self) -> None:
-        """Do nothing: nothing is loaded elsewhere."""
-
-    def close(self) -> None:
-        """Do nothing: no process was started."""

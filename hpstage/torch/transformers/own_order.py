@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, set_seed
 
 from hpstage.errors import UsageError
+from hpstage.torch.loading.samples import PlainBatches
 from hpstage.torch.loading.streams import is_stream
 from hpstage.training.randomness import Purpose, generators_restored, rekey
 
@@ -74,16 +75,13 @@ class _Numbers:
         return number
 
 
-class OwnBatches:
+class OwnBatches(PlainBatches):
     """The batches of a Trainer's own loader; a position is the number of batches consumed.
 
     Args:
         make: returns a new loader.
         accumulated: number of batches of a step; at the end of an epoch there may be fewer, as under Trainer.
     """
-
-    batch_size = None
-    draws = True
 
     def __init__(self, make: Callable[[], DataLoader[Any]], accumulated: int) -> None:
         self._make = make
@@ -138,24 +136,6 @@ class OwnBatches:
             )
         if not self._batches:
             raise UsageError(f"the Trainer's own loader has no batch in epoch {self._epoch}: lower the batch size")
-
-    def see_size(self, size: int) -> None:
-        """Do nothing: the loader decides."""
-
-    def position(self) -> None:
-        """Return the position that a state holds besides the number of batches consumed: none."""
-
-    def go_to(self, position: None) -> None:
-        """Do nothing: each step states its position."""
-
-    def settle(self) -> None:
-        """Do nothing: nothing is read ahead."""
-
-    def check(self) -> None:
-        """Do nothing: nothing is loaded elsewhere."""
-
-    def close(self) -> None:
-        """Do nothing: no process was started."""
 
 
 def _fetched(dataset: Any, numbers: list[int]) -> list[Any]:
