@@ -14,7 +14,7 @@ from torch import nn
 from hpstage.checkpoints.state_tree import reread
 from hpstage.errors import TrainingError
 from hpstage.testing import StepBackendContract
-from hpstage.torch.backends import cuda_graphs
+from hpstage.torch.backends import graphed
 from hpstage.torch.loop import TorchLoop
 from tests.fake_cuda import graphs
 from tests.fake_cuda.test_forks import OPTIMIZERS
@@ -100,7 +100,7 @@ def addresses(loop: TorchLoop) -> dict[str, int]:
 
 
 def op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graphs.CudaGraph, "__call__", lambda self, arguments: self._function(list(arguments)))
+    monkeypatch.setattr(graphed.CudaGraph, "__call__", lambda self, arguments: self._function(list(arguments)))
 
 
 CASES: dict[str, Callable[[], Small]] = {

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 import torch
+from torch import Tensor
 
+from hpstage.errors import TrainingError
 from hpstage.torch.backends.compiled import CompiledBackend
-from hpstage.torch.backends.cuda_graphs import Capturing, Function, as_cuda_graph
 from hpstage.torch.trainable import TorchTrainable
+
+Function = Callable[[list[Any]], Sequence[Any]]
 
 
 class GraphedBackend(CompiledBackend):
@@ -27,7 +32,7 @@ class GraphedBackend(CompiledBackend):
 
     def __init__(self, subject: TorchTrainable, device: torch.device) -> None:
         super().__init__(subject, device)
-        self._capturing: Capturing | None = None
+        self._capturing: _Capturing | None = None
 
     @classmethod
     def missing(cls, device: torch.device) -> str | None:
@@ -55,7 +60,7 @@ class GraphedBackend(CompiledBackend):
         new = [_is_of_batch(node) for node in graph.graph.nodes if node.op == "placeholder"]
 
         def record(module: torch.fx.GraphModule, arguments: Sequence[Any]) -> Function:
-            function, reason = as_cuda_graph(module, arguments, new, self._shared)
+            function, reason = _as_cuda_graph(module, arguments, new, self._shared)
             if reason is not None:
                 self._say(reason, "a CUDA graph")
             return function
@@ -65,9 +70,9 @@ class GraphedBackend(CompiledBackend):
         )
         return lowered(graph, inputs)  # type: ignore[no-any-return]
 
-    def _shared(self) -> Capturing:
+    def _shared(self) -> _Capturing:
         if self._capturing is None:
-            self._capturing = Capturing(type(self.subject).__name__, self.device)
+            self._capturing = _Capturing(type(self.subject).__name__, self.device)
         return self._capturing
 
 
@@ -77,3 +82,142 @@ def _is_of_batch(node: torch.fx.Node) -> bool:
     while hasattr(source, "base"):
         source = source.base
     return getattr(source, "local_name", None) == "batch"
+
+
+class _Capturing:
+    """The stream and memory that the graphs of one trainable share. Only one of them runs at a time, and
+    its results are copied out of it.
+
+    Args:
+        who: the trainable's class, for messages.
+        device: the GPU.
+    """
+
+    def __init__(self, who: str, device: torch.device) -> None:
+        self.who = who
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: WeakSet[CudaGraph] = WeakSet()
+        # torch takes no graph into a pool of which all graphs are gone: as in its own trees, an empty one stays.
+        self._empty = torch.cuda.CUDAGraph()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it is empty
+            with self.capture(self._empty):
+                pass
+
+    def capture(self, graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
+        # Other threads copy states at the same time, and may wait for events and take pinned memory.
+        return torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local")
+
+    def add(self, graph: CudaGraph) -> None:
+        self._graphs.add(graph)
+
+    def release(self) -> None:
+        """Free the memory of all graphs, since the tensors with which they were recorded are gone."""
+        for graph in self._graphs:
+            graph.release()
+
+
+class CudaGraph:
+    """A function as a CUDA graph. The first call runs it operation by operation, by which libraries get ready; the
+    second records it.
+
+    Its arguments are static, except those that are named: it reads and changes them where they are, and is recorded
+    again once one of them is elsewhere. The others are copied to where they were when it was recorded.
+
+    Args:
+        function: takes a list of tensors, and returns results.
+        given: indices of the arguments that are different each time.
+        changed: indices of those that the function changes.
+        capturing: where it is recorded.
+    """
+
+    _boxed_call = True  # by which torch knows that it takes a list
+
+    def __init__(
+        self, function: Function, given: Collection[int], changed: Collection[int], capturing: _Capturing
+    ) -> None:
+        self._function = function
+        self._given = frozenset(given)
+        self._changed = frozenset(changed)
+        self._capturing = capturing
+        capturing.add(self)
+        self._places: dict[int, Tensor] = {}
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._addresses: list[int] = []
+        self._results: Sequence[Any] = ()
+
+    def __call__(self, arguments: list[Any]) -> list[Any]:
+        inputs, is_first = list(arguments), not self._places
+        for index in self._given:
+            if is_first:
+                self._places[index] = inputs[index].clone()
+            else:
+                self._places[index].copy_(inputs[index], non_blocking=True)
+            inputs[index] = self._places[index]
+        if is_first:
+            results = list(self._warmed_up(inputs))
+        else:
+            addresses = [tensor.data_ptr() for tensor in inputs]
+            if self._graph is None or addresses != self._addresses:
+                self._record(inputs, addresses)
+            assert self._graph is not None
+            self._graph.replay()
+            torch.autograd.graph.increment_version([inputs[index] for index in self._changed])  # it writes unseen
+            results = [result.clone() if isinstance(result, Tensor) else result for result in self._results]
+        for index in self._changed & self._given:
+            arguments[index].copy_(self._places[index])
+        return results
+
+    def _warmed_up(self, inputs: list[Any]) -> Sequence[Any]:
+        current = torch.cuda.current_stream(self._capturing.stream.device)
+        self._capturing.stream.wait_stream(current)
+        with torch.cuda.stream(self._capturing.stream):
+            results = self._function(inputs)
+        current.wait_stream(self._capturing.stream)
+        return results
+
+    def release(self) -> None:
+        """Free the recorded memory. The next call records the function again."""
+        self._results, self._graph = (), None
+
+    def _record(self, inputs: list[Any], addresses: list[int]) -> None:
+        self.release()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with self._capturing.capture(graph):
+                self._results = self._function(list(inputs))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise TrainingError(
+                f"no CUDA graph can hold a step of {self._capturing.who}: {str(error).partition(chr(10))[0]}. Give "
+                f"numerics = 'eager', or 'compiled'"
+            ) from error
+        self._graph, self._addresses = graph, addresses
+
+
+def _as_cuda_graph(
+    module: torch.fx.GraphModule, arguments: Sequence[Any], new: Sequence[bool], capturing: Callable[[], _Capturing]
+) -> tuple[Function, str | None]:
+    """Return a function that computes what a graph of operations does, as a CUDA graph if that can be; else why not.
+
+    Args:
+        module: of torch's operations, the changes of its arguments among them.
+        arguments: examples.
+        new: for each argument of what was traced, whether it is another one at each step.
+        capturing: makes what it is recorded with.
+    """
+    from torch._dynamo.backends.cudagraphs import check_for_skip, find_input_mutations
+    from torch._dynamo.backends.debugging import boxed_nop
+
+    function: Function = boxed_nop(module, list(arguments))
+    if len(arguments) != len(new):
+        return function, "several of the tensors that it changes share memory"
+    reason = check_for_skip(module, len(arguments))
+    if reason is not None:
+        what = reason.removeprefix("skipping cudagraphs due to ").partition(". Found from")[0]
+        return function, f"{what}: a graph needs all tensors of loss() on one GPU, and no operation that waits for it"
+    given = [index for index, is_new in enumerate(new) if is_new]
+    made: Any = CudaGraph(function, given, find_input_mutations(module.graph), capturing())
+    return made, None

@@ -12,8 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from hpstage.torch.backends.stacked import images
 from hpstage.torch.backends.stacked.images import gradients, gradients_of_all, max_pool, samples_of_all, substitute
+from hpstage.torch.backends.stacked.one_step import StandInValues
 from hpstage.torch.backends.stacked.planning import plan, same
-from hpstage.torch.backends.stacked.stand_ins import StandInValues
 from hpstage.torch.backends.stacked.streams import Streams
 from hpstage.torch.backends.stacked.tracing import Trace
 from tests.torch.backends.siblings import CPU

@@ -14,8 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from hpstage.errors import StateError
 from hpstage.torch.backends.stacked import Bundle, outputs
+from hpstage.torch.backends.stacked.outputs import SampleStore, digests
 from hpstage.torch.backends.stacked.prefix import Samples
-from hpstage.torch.backends.stacked.sample_store import SampleStore, digests
 from hpstage.torch.backends.stacked.samples import Rows, rows_of
 from tests.torch.backends.siblings import Trial, builder, train
 from tests.torch.backends.test_frozen_siblings import OneBatch, states

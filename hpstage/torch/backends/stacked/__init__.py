@@ -8,8 +8,7 @@ others there are, and a bundle of one is the reference.
 
 from hpstage.torch.backends.backend import NeedsPython, NotStackable
 from hpstage.torch.backends.stacked.building import Builder
-from hpstage.torch.backends.stacked.bundle import Bundle
-from hpstage.torch.backends.stacked.member import Member
+from hpstage.torch.backends.stacked.bundle import Bundle, Member
 from hpstage.torch.backends.stacked.signature import shape_key
 
 __all__ = ["Builder", "Bundle", "Member", "NeedsPython", "NotStackable", "shape_key"]

@@ -6,7 +6,7 @@ mix samples, as far as anybody knows.
 
 A sample is to have the same bits wherever it lies in a batch. So rules refuse what kernels of the CPU are known to
 compute by other code at the end of a tensor: the last elements of those that fill no vector, columns of samples, and
-products with few columns. :mod:`hpstage.torch.backends.stacked.sample_store` tries out the rest.
+products with few columns. :mod:`hpstage.torch.backends.stacked.outputs` tries out the rest.
 """
 
 from __future__ import annotations

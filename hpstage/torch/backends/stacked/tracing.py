@@ -28,10 +28,9 @@ from hpstage.schedule import Scalar
 from hpstage.torch.backends.backend import PASSING, NeedsPython, NotStackable
 from hpstage.torch.backends.stacked.cleaning import clean, is_strided, lift_constants, without_mutations
 from hpstage.torch.backends.stacked.images import substitute
-from hpstage.torch.backends.stacked.one_step import OneStep
+from hpstage.torch.backends.stacked.one_step import OneStep, StandInValues, first_line
 from hpstage.torch.backends.stacked.rules import is_large
 from hpstage.torch.backends.stacked.signature import Signature, shape_key
-from hpstage.torch.backends.stacked.stand_ins import StandInValues, first_line
 from hpstage.torch.trainable import TorchTrainable
 from hpstage.training.randomness import generators_restored
 
