@@ -11,12 +11,7 @@ from torch import Tensor
 
 
 class Streams:
-    """The states of torch's generator for all members, in slots' order.
-
-    Args:
-        device: whose generator the operations draw from.
-        states: of that generator.
-    """
+    """The states of torch's generator on a device for all members, in slots' order."""
 
     def __init__(self, device: torch.device, states: Sequence[Tensor] = ()) -> None:
         self._generator = generator_of(device)
