@@ -99,11 +99,6 @@ class Slot(TorchLoop):
         assert built is not None
         self.member, self.bundle = bundle.join(built.model, built.optimizer, trace), bundle
 
-    def fits(self) -> bool:
-        """Return whether it is still stepped as when it joined: not where a momentum or a decay has become zero."""
-        assert self.member is not None
-        return self.member.fits()
-
     def detach(self) -> None:
         if self.bundle is not None and self.member is not None:
             self.bundle.leave(self.member)
@@ -200,7 +195,8 @@ class Stack:
                     slot.detach()
         bundles = self._bundles.setdefault(shape, [])
         for slot in batches:
-            if slot.bundle is not None and (slot.bundle not in bundles or not slot.fits()):
+            # A momentum or a decay that has become zero makes it a member of another kind.
+            if slot.member is not None and (slot.bundle not in bundles or not slot.member.fits()):
                 slot.detach()
             if slot.bundle is None and (refused := self._enter(slot, batches[slot], bundles)) is not None:
                 yield slot, self._otherwise(slot, refused, batches[slot])
@@ -223,21 +219,18 @@ class Stack:
     def _enter(self, slot: Slot, batch: Any, bundles: list[Bundle]) -> NotStackable | None:
         """Add a slot to a bundle that takes the same step, or to a new one; return why if neither is possible."""
         trace = self._trace(slot, batch)
-        for bundle in bundles:
-            if bundle.trace is not trace or len(bundle.members) >= self.memory.most:
-                continue
+        fitting = [bundle for bundle in bundles if bundle.trace is trace and len(bundle.members) < self.memory.most]
+        refused = None
+        for bundle in (*fitting, Bundle(self.builder, trace)):
             try:
                 slot.enter(bundle, trace)
-            except NotStackable:
-                continue  # of another kind
+            except NotStackable as error:
+                refused = error  # of another kind than its members, or of none
+                continue
+            if bundle not in fitting:
+                bundles.append(bundle)
             return None
-        alone = Bundle(self.builder, trace)
-        try:
-            slot.enter(alone, trace)
-        except NotStackable as error:
-            return error
-        bundles.append(alone)
-        return None
+        return refused
 
     def _trace(self, slot: Slot, batch: Any) -> Trace | None:
         """Return the trace of a slot's step, if there is one."""
