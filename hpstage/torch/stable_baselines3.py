@@ -28,6 +28,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from stable_baselines3.common import utils, vec_env
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -35,21 +36,6 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.utils import (
-    ConstantSchedule,
-    FloatSchedule,
-    LinearSchedule,
-    check_for_correct_spaces,
-    set_random_seed,
-)
-from stable_baselines3.common.vec_env import (
-    DummyVecEnv,
-    SubprocVecEnv,
-    VecEnvWrapper,
-    VecMonitor,
-    VecNormalize,
-    VecVideoRecorder,
-)
 
 from hpstage.errors import StateError, UsageError
 from hpstage.errors.text import AT_FIRST, changed_after
@@ -75,6 +61,7 @@ _ENDLESS = 1 << 62
 _BY_SYSTEM = 1 << 64
 """Seeds from this value on were drawn by the system."""
 _STREAM = 36  # of seeds for evaluation
+_SHOWING = vec_env.VecVideoRecorder, gymnasium.wrappers.RecordVideo, gymnasium.wrappers.RecordEpisodeStatistics
 _IN_C = "gymnasium.envs.mujoco.", "gymnasium.envs.box2d.", "ale_py", "shimmy."
 _REMEDY = (
     "give the environment, or a gymnasium.Wrapper around it, state_dict() and load_state_dict(state) that return "
@@ -212,8 +199,8 @@ class StableBaselines3Trainable:
         made: Any = gymnasium.make(env) if isinstance(env, str) else env()
         try:
             made = _normalized(BaseAlgorithm._wrap_env(made, 0, True), algorithm.get_vec_normalize_env())
-            check_for_correct_spaces(made, algorithm.observation_space, space)
-            set_random_seed(seed % (1 << 32))
+            utils.check_for_correct_spaces(made, algorithm.observation_space, space)
+            utils.set_random_seed(seed % (1 << 32))
             made.seed(seed % (1 << 31))
             algorithm.action_space = copy.deepcopy(space)  # of which DQN takes samples
             rewards, lengths = evaluate_policy(
@@ -239,7 +226,7 @@ class _Training(torch.nn.Module):
         self.total = total_timesteps or _ENDLESS
         algorithm._setup_learn(self.total)
         algorithm.start_time = 0
-        self.schedules: dict[str, FloatSchedule] = {}
+        self.schedules: dict[str, utils.FloatSchedule] = {}
         self.generators = random.Random(), np.random.RandomState(), torch.Generator()
         self._keep_generators()
 
@@ -290,7 +277,8 @@ class _Training(torch.nn.Module):
         if name in _WHOLE and type(value) is not int:
             raise UsageError(f"the hyperparameter {name!r} is {value!r}; it must be a whole number")
         if name in _SCHEDULES:
-            schedule = self.schedules.setdefault(name, FloatSchedule(0.0))  # made before the first step, then changed
+            # Made before the first step, then changed.
+            schedule = self.schedules.setdefault(name, utils.FloatSchedule(0.0))
             if value is not None:
                 schedule.value_schedule.val = float(value)
             setattr(algorithm, attribute, None if value is None else schedule)
@@ -323,10 +311,10 @@ def _off_policy(algorithm: Any, callback: BaseCallback) -> None:
 
 
 def _is_constant(schedule: Any) -> bool:
-    if isinstance(schedule, FloatSchedule):
+    if isinstance(schedule, utils.FloatSchedule):
         schedule = schedule.value_schedule
-    return isinstance(schedule, ConstantSchedule) or (
-        isinstance(schedule, LinearSchedule) and schedule.start == schedule.end
+    return isinstance(schedule, utils.ConstantSchedule) or (
+        isinstance(schedule, utils.LinearSchedule) and schedule.start == schedule.end
     )
 
 
@@ -340,11 +328,11 @@ class _NoTime:
 def _layers(env: Any) -> Iterator[Any]:
     """Yield environments, each from the outermost wrapper to the innermost environment."""
     yield env
-    if isinstance(env, VecEnvWrapper):
+    if isinstance(env, vec_env.VecEnvWrapper):
         yield from _layers(env.venv)
     elif isinstance(env, gymnasium.Wrapper):
         yield from _layers(env.env)
-    elif isinstance(env, DummyVecEnv):
+    elif isinstance(env, vec_env.DummyVecEnv):
         for one in env.envs:
             yield from _layers(one)
 
@@ -367,7 +355,7 @@ def _settle(env: Any) -> None:
                 space.seed(0)
         if "class_attributes" in vars(layer):  # of a VecEnvWrapper, which reads the names alone
             layer.class_attributes = dict.fromkeys(layer.class_attributes)
-        if isinstance(layer, Monitor | VecMonitor):
+        if isinstance(layer, Monitor | vec_env.VecMonitor):
             layer.t_start = _NoTime()
             if layer.results_writer is not None:
                 logger.warning("a Monitor writes no file here: `hpstage export` has the metrics")
@@ -393,11 +381,9 @@ def _see_algorithm(algorithm: Any) -> None:
         raise UsageError(f"make has returned a {kind.__name__} without an environment")
     for layer in _layers(algorithm.env):
         name = type(layer).__name__
-        if isinstance(layer, SubprocVecEnv):
+        if isinstance(layer, vec_env.SubprocVecEnv):
             raise UsageError(f"{name} keeps environments in other processes: use a DummyVecEnv; workers are processes")
-        if isinstance(
-            layer, VecVideoRecorder | gymnasium.wrappers.RecordVideo | gymnasium.wrappers.RecordEpisodeStatistics
-        ):
+        if isinstance(layer, _SHOWING):
             raise UsageError(f"{name} shows training by the clock: leave it out; the algorithm adds a Monitor itself")
     for env in getattr(algorithm.env.unwrapped, "envs", ()):
         inner = env.unwrapped
@@ -416,12 +402,12 @@ def _forget(policy: torch.nn.Module) -> None:
                 setattr(holder, name, value.detach())
 
 
-def _normalized(env: Any, of_training: VecNormalize | None) -> Any:
+def _normalized(env: Any, of_training: vec_env.VecNormalize | None) -> Any:
     """Return the environment with the statistics of training, if there are any."""
     if of_training is None:
         return env
     names = "norm_obs", "clip_obs", "epsilon", "norm_obs_keys"
     kept = {name: getattr(of_training, name) for name in names}
-    normalized = VecNormalize(env, training=False, norm_reward=False, **kept)
+    normalized = vec_env.VecNormalize(env, training=False, norm_reward=False, **kept)
     normalized.obs_rms = of_training.obs_rms
     return normalized
