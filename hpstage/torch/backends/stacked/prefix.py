@@ -38,7 +38,6 @@ class Prefix:
     """Places of the tensors of the batch that it reads."""
     run: Callable[..., tuple[Tensor, ...]]
     """The function, which takes these tensors in this order."""
-    source: str
     samples: Samples | None = None
     """None if its operations may mix samples."""
 
@@ -116,7 +115,6 @@ def _prefix(trace: Trace, needed: set[Node], frozen: dict[Node, str], handed: Se
         tuple(frozen[node] for node in inputs if node in needed and node in frozen),
         tuple(index for index, node in enumerate(batch) if node in needed),
         lambda *tensors: made.forward(*tensors, *values),
-        made.code,
         _samples(read, [node for node in trace.graph.nodes if node in needed], handed),
     )
 
