@@ -14,7 +14,7 @@ from typing import Any
 from hpstage.errors import StateError
 from hpstage.training.capture.kind import same_mapping
 from hpstage.training.code.bytecode import code_in, inner, instructions_of, operations_of
-from hpstage.training.code.owner import is_users_code, module_of
+from hpstage.training.code.owner import classes_below, is_users_code, module_of
 
 Shared = tuple[type, str, dict[str, Any]]
 """A class, the name under which it keeps such a dict, and the dict."""
@@ -67,18 +67,11 @@ def _found() -> Iterator[Shared]:
 def _sharing(modules: frozenset[str]) -> list[tuple[type, tuple[str, ...]]]:
     """Return the classes of libraries whose constructor gives instances another ``__dict__``, with the names in it."""
     found: list[tuple[type, tuple[str, ...]]] = []
-    seen: set[int] = set()
-    todo: list[type] = [object]
-    while todo:
-        derived: list[type] = type.__subclasses__(todo.pop())
-        for kind in derived:
-            if id(kind) not in seen:
-                seen.add(id(kind))
-                todo.append(kind)
-                constructor = vars(kind).get("__init__")
-                code = constructor.__code__ if type(constructor) is types.FunctionType else None
-                if code is not None and _sets_dict(code) and not is_users_code(kind):
-                    found.append((kind, code.co_names))
+    for kind in classes_below(object):
+        constructor = vars(kind).get("__init__")
+        code = constructor.__code__ if type(constructor) is types.FunctionType else None
+        if code is not None and _sets_dict(code) and not is_users_code(kind):
+            found.append((kind, code.co_names))
     return found
 
 

@@ -12,7 +12,7 @@ from hpstage.errors import StateError
 from hpstage.training.capture.kind import numpy, torch
 from hpstage.training.capture.stateless import excluding
 from hpstage.training.code.attributes import dict_of
-from hpstage.training.code.owner import of_user
+from hpstage.training.code.owner import classes_below, of_user
 
 OF_PROCESS = "of the process"
 """The state of such a generator."""
@@ -52,7 +52,7 @@ class Generators:
 
 def _of_libraries() -> Iterator[tuple[int, str]]:
     """Yield the id and the name of each generator that a library holds. This causes no module to import anything."""
-    kinds = set(map(id, _kinds()))
+    kinds = {id(kind) for base in generators() for kind in (base, *classes_below(base))}
     wanted = {*kinds, id(tuple)}  # by ids: a metaclass may define equality
     for module_name, module in list(sys.modules.items()):
         if not issubclass(type(module), types.ModuleType):
@@ -67,11 +67,8 @@ def _of_libraries() -> Iterator[tuple[int, str]]:
                         yield id(source), f"{module_name}.{name}._bit_generator"
 
 
-def _kinds() -> list[type]:
-    """Return all classes of generators that there are."""
-    library, numbers = torch(), numpy().random
-    found = [random.Random, numbers.RandomState, numbers.Generator, numbers.BitGenerator]
-    found += [] if library is None else [library.Generator]
-    for kind in found:  # which grows
-        found += type.__subclasses__(kind)
-    return found
+def generators() -> tuple[Any, ...]:
+    """Return the classes of generators; all others are subclasses of these."""
+    library, source = torch(), numpy().random
+    of_torch = () if library is None else (library.Generator,)
+    return random.Random, source.RandomState, source.Generator, source.BitGenerator, *of_torch

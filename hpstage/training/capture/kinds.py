@@ -18,6 +18,7 @@ import weakref
 from typing import Any
 
 from hpstage.training.capture import containers, instances, pointees, stateful, values
+from hpstage.training.capture.generators import generators
 from hpstage.training.capture.kind import RUNNERS, Kind, Opaque, is_atomic, numpy, torch
 from hpstage.training.capture.registered import OfClasses, Registrations
 from hpstage.training.capture.settings import OfProcess, Settings
@@ -174,7 +175,7 @@ def kind_of_type(kind: Any) -> Kind | None:
         return _VECTORIZED
     if issubclass(kind, random.SystemRandom):
         return INSTANCE if is_users_code(kind) else _OPAQUE  # the system's random numbers have no state
-    if issubclass(kind, _generators()):
+    if issubclass(kind, (*generators(), arrays.random.SeedSequence)):
         return RANDOM_STATE
     if issubclass(kind, enum.Enum) and is_users_code(kind):
         return INSTANCE  # a member never changes, but its attributes may
@@ -214,9 +215,3 @@ def _is_trainable(kind: Any) -> bool:
     """Return whether this is a trainable of hpstage's own: an adapter of another library, a reference workload."""
     found = sys.modules.get("hpstage.torch.trainable")
     return (found is not None and issubclass(kind, found.TorchTrainable)) or _is_among(module_of(kind), _ADAPTERS)
-
-
-def _generators() -> tuple[Any, ...]:
-    library, source = torch(), numpy().random
-    of_torch = () if library is None else (library.Generator,)
-    return random.Random, source.RandomState, source.Generator, source.BitGenerator, source.SeedSequence, *of_torch

@@ -222,6 +222,18 @@ def found_in(owner: object, path: str) -> object:
     return owner
 
 
+def classes_below(base: type) -> list[type]:
+    """Return the subclasses of a class at any depth, each once. By ids: a metaclass may define equality."""
+    found: dict[int, type] = {}
+    todo = [base]
+    while todo:
+        below: list[type] = type.__subclasses__(todo.pop())
+        new = {id(kind): kind for kind in below if id(kind) not in found}
+        found |= new
+        todo += new.values()
+    return list(found.values())
+
+
 def functions_in(member: object) -> Iterator[Any]:
     """Yield the functions behind a class member that is not a function itself."""
     return (part for _, part in parts_called(member))

@@ -7,7 +7,7 @@ import abc
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from hpstage.training.code.owner import is_users_code, module_of, name_of
+from hpstage.training.code.owner import classes_below, is_users_code, module_of, name_of
 
 Pair = tuple[type, type]
 """An abstract class, and one that is registered with it."""
@@ -20,7 +20,7 @@ def registered() -> list[Pair]:
     global _known
     token = abc.get_cache_token()
     if _known[0] != token:
-        abstract = [cls for cls in _classes() if isinstance(cls, abc.ABCMeta)]
+        abstract = [cls for cls in classes_below(object) if isinstance(cls, abc.ABCMeta)]
         pairs = ((each, cls) for each in abstract for cls in _registry(each))
         found: list[Pair] = [pair for pair in pairs if any(map(is_users_code, pair))]
         _known = token, _known[1] if found == _known[1] else found
@@ -58,13 +58,3 @@ def called(cls: type) -> str:
 def _registry(abstract: Any) -> list[type]:
     references = abc._get_dump(abstract)[0]  # type: ignore[attr-defined]
     return [cls for cls in (reference() for reference in references) if cls is not None]
-
-
-def _classes() -> set[type]:
-    found: set[type] = {object}
-    todo: list[type] = [object]
-    while todo:
-        below: set[type] = set(type.__subclasses__(todo.pop())) - found
-        found |= below
-        todo += below
-    return found

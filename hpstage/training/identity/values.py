@@ -26,7 +26,7 @@ from hpstage.errors import StateError, UsageError
 from hpstage.training.code.attributes import has_own_memory, own_of
 from hpstage.training.code.known import has_no_state
 from hpstage.training.code.made import is_script
-from hpstage.training.code.owner import as_run, has_name, is_users_code, module_of
+from hpstage.training.code.owner import as_run, classes_below, has_name, is_users_code, module_of
 from hpstage.training.code.string_digest import hashed
 from hpstage.training.identity.files import DataFiles
 from hpstage.training.identity.placing import CODE, from_code
@@ -297,16 +297,7 @@ class Values:
 
 def _without_address(found: re.Match[str]) -> str:
     """Leave out of a text a number by which it refers to a class, as the schemas of pydantic's models do."""
-    return "address" if int(found[0]) in map(id, _classes_below(object)) else found[0]
-
-
-def _classes_below(kind: type) -> set[type]:
-    found, todo = {kind}, [kind]
-    while todo:
-        below: set[type] = set(type.__subclasses__(todo.pop())) - found
-        found |= below
-        todo += below
-    return found
+    return "address" if int(found[0]) in map(id, (object, *classes_below(object))) else found[0]
 
 
 def _hidden(value: object, state: object) -> list[tuple[str, object]]:

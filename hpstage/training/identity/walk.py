@@ -23,6 +23,7 @@ from hpstage.training.code.names import names_in, texts_in
 from hpstage.training.code.notes import READERS, notes
 from hpstage.training.code.owner import (
     bound_to,
+    classes_below,
     found_in,
     functions_in,
     has_name,
@@ -436,12 +437,10 @@ def _fields_of(cls: type) -> object:
 def _users_below(cls: type) -> Iterator[type]:
     """Yield the user's subclasses of a class, at any depth, except those that were replaced, as in notebooks:
     how long these stay alive is arbitrary."""
-    found: list[type] = type.__subclasses__(cls)
-    for below in found:
+    for below in classes_below(cls):
         now = found_in(sys.modules.get(below.__module__), below.__qualname__)
         if is_users_code(below) and (now is None or now is below):
             yield below
-        yield from _users_below(below)
 
 
 def _is_code(value: object, depth: int = 3) -> bool:
