@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Iterator
 from typing import Any
 
 from hpstage.training.code.owner import HEAP, by_type
@@ -14,13 +15,15 @@ COMPILED = "_torchdynamo_wrapper_id"
 @by_type
 def slots_of(kind: Any) -> dict[str, Any]:
     """Return the descriptors of attributes in ``__slots__``, by name."""
-    found: dict[str, Any] = {}
+    return dict(_slots(kind))
+
+
+def _slots(kind: Any) -> Iterator[tuple[str, Any]]:
     for base in reversed(kind.__mro__):
         if base.__flags__ & HEAP:
             for name, member in vars(base).items():
                 if type(member) is types.MemberDescriptorType and name in _declared(base):
-                    found[name] = member
-    return found
+                    yield name, member
 
 
 def _declared(kind: Any) -> set[str]:
@@ -54,13 +57,7 @@ def container_of(kind: Any) -> Any:
 
 
 def _holds_more(kind: Any, than: type) -> bool:
-    pointers = sum(
-        type(member) is types.MemberDescriptorType and name in _declared(base)
-        for base in kind.__mro__
-        if base.__flags__ & HEAP
-        for name, member in vars(base).items()
-    )
-    pointers += (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+    pointers = len([*_slots(kind)]) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
     return bool(kind.__basicsize__ - than.__basicsize__ > 8 * pointers)
 
 
@@ -76,10 +73,6 @@ def dict_of(obj: Any) -> dict[str, Any] | None:
 
 
 @by_type
-def _has_settable_dict(kind: Any) -> bool:
-    return _descriptor(kind) is not None
-
-
 def _descriptor(kind: Any) -> Any:
     """Return the descriptor by which Python reads and sets the ``__dict__`` of instances; ``None`` if there is none, or
     if a class computes it."""
@@ -91,7 +84,7 @@ def _descriptor(kind: Any) -> Any:
 
 def attached_dict(obj: Any) -> dict[str, Any] | None:
     """Return the actual ``__dict__`` of an object if another one can be attached to it, else ``None``."""
-    return dict_of(obj) if _has_settable_dict(type(obj)) else None
+    return dict_of(obj) if _descriptor(type(obj)) is not None else None
 
 
 def attach_dict(obj: Any, own: dict[str, Any] | None) -> None:

@@ -14,14 +14,15 @@ import importlib.util
 import re
 import sys
 import types
-import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hpstage.training.code.owner import is_users, is_users_code, is_users_file, module_of
+from hpstage.training.code.source import beginnings, compiled
 
 _PASSED_BY = frozenset(
     (
@@ -84,8 +85,7 @@ def imported_with(names: Iterable[str]) -> Iterator[types.ModuleType]:
         if name in found or not isinstance(module, types.ModuleType) or not is_users(name):
             continue
         found[name] = module
-        todo += [name[: dot.start()] for dot in re.finditer(r"\.", name)]
-        todo += (each for path in _imports_of(module).values() for each in _beginnings(path))
+        todo += (each for path in (name, *_imports_of(module).values()) for each in beginnings(path))
     return iter([found[name] for name in sorted(found)])
 
 
@@ -96,7 +96,7 @@ def effects_of(module: types.ModuleType) -> Effects:
     found = Effects()
     traced: set[tuple[str, str]] = set()
     for statement in _acting(_tree(module).body, _Scope(module)):
-        found.statements.append(_compiled(statement))
+        found.statements.append(compiled(ast.Module([statement], []), ""))
         _trace(statement, module, found, traced)
     return found
 
@@ -327,7 +327,7 @@ def _trace_name(name: str, module: types.ModuleType, found: Effects, traced: set
         found.code.append(value)
         return
     for statement in _makers(_tree(module)).get(name, ()):
-        found.made_by.append(_compiled(statement))
+        found.made_by.append(compiled(ast.Module([statement], []), ""))
         _trace(statement, module, found, traced)
     imports = _imports_of(module)
     paths = [imports[name]] if name in imports else [f"{base}.{name}" for base in imports.values()]  # import *
@@ -377,19 +377,15 @@ def _bound_in(node: ast.AST) -> set[str]:
 
 
 def _imports_of(module: types.ModuleType) -> Mapping[str, str]:
-    return _imports_in(_tree(module), _package(module))
-
-
-@functools.lru_cache(256)
-def _imports_in(tree: ast.Module, package: str) -> Mapping[str, str]:
-    return types.MappingProxyType(_imports(tree, package))
+    return _imports(_tree(module), _package(module))
 
 
 def _package(module: types.ModuleType) -> str:
     return vars(module).get("__package__") or ""
 
 
-def _imports(node: ast.AST, package: str, *, everywhere: bool = False) -> dict[str, str]:
+@functools.lru_cache(1024)
+def _imports(node: ast.AST, package: str, *, everywhere: bool = False) -> Mapping[str, str]:
     """Return what import statements bind, as paths by names, and what they import from under names that are none.
     Those in functions count where ``everywhere`` is set."""
     found: dict[str, str] = {}
@@ -404,28 +400,15 @@ def _imports(node: ast.AST, package: str, *, everywhere: bool = False) -> dict[s
                     found.setdefault(top, top)
         elif isinstance(part, ast.ImportFrom):
             base = f"{'.' * part.level}{part.module or ''}"
-            if part.level:
-                base = _absolute(base, package)
+            with suppress(ImportError):  # above the package: no such module is loaded
+                base = importlib.util.resolve_name(base, package)
             found.update({alias.asname or alias.name: f"{base}.{alias.name}" for alias in part.names})
             found[f"{base}.*"] = base
         elif isinstance(part, ast.If) and "TYPE_CHECKING" in ast.unparse(part.test):
             todo += part.orelse  # no process imports the rest
         elif everywhere or not isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             todo += ast.iter_child_nodes(part)
-    return found
-
-
-def _absolute(name: str, package: str) -> str:
-    try:
-        return importlib.util.resolve_name(name, package)
-    except ImportError:
-        return ""
-
-
-def _beginnings(path: str) -> list[str]:
-    """Return a path, and those that it begins with: ``a.b`` and ``a`` for ``a.b``."""
-    parts = path.split(".")
-    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    return types.MappingProxyType(found)
 
 
 def _tree(module: types.ModuleType) -> ast.Module:
@@ -447,16 +430,7 @@ def _parsed_of(file: object) -> ast.Module:
     if not isinstance(file, str) or not file.endswith(".py") or not is_users_file(file):
         return _NOTHING
     try:
-        source = Path(file).read_bytes()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they may be errors
-            return ast.parse(source)
+        tree: ast.Module = compiled(Path(file).read_bytes(), file, ast.PyCF_ONLY_AST)
+        return tree
     except (OSError, SyntaxError, ValueError):
         return _NOTHING  # removed, or in the midst of being edited
-
-
-def _compiled(statement: ast.stmt) -> types.CodeType:
-    """Return what a statement does, as a module of its own."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return compile(ast.Module([statement], []), "", "exec", dont_inherit=True)

@@ -183,7 +183,7 @@ class Graph:
     def _of_libraries(self, function: types.FunctionType) -> None:
         """Add the libraries that a function names, and their attributes that it sets."""
         names = {*names_in(function.__code__)}
-        pending = [value for name in names if _may_be_given(value := function.__globals__.get(name))]
+        pending = [value for name in names if isinstance(value := function.__globals__.get(name), _OWNERS)]
         setters = {*filter(SETTER.fullmatch, names)}
         for value in (function.__globals__[name] for name in names & function.__globals__.keys()):
             is_function = isinstance(value, types.BuiltinFunctionType | types.FunctionType)
@@ -200,7 +200,7 @@ class Graph:
         seen: set[int] = set()
         while pending:
             obj: Any = pending.pop()
-            if id(obj) in seen or not isinstance(obj, types.ModuleType | types.FunctionType | type):
+            if id(obj) in seen or not isinstance(obj, _OWNERS):
                 continue
             seen.add(id(obj))
             if isinstance(obj, types.ModuleType):
@@ -211,7 +211,7 @@ class Graph:
                     for name in holders:
                         if _is_instance(vars(obj).get(name)):  # whose attributes are then state
                             self._global(name, vars(obj))
-                    inner = [value for name in names if _may_be_given(value := vars(obj).get(name))]
+                    inner = [value for name in names if isinstance(value := vars(obj).get(name), _OWNERS)]
                     pending += [value for value in inner if stored or not isinstance(value, types.FunctionType)]
             elif is_users_code(obj):
                 continue
@@ -256,6 +256,8 @@ _BY_TEXT = frozenset(("globals", "eval", "exec", "__globals__", "f_globals"))
 _BY_ATTRIBUTE = frozenset(("getattr", "setattr", "delattr", "vars", "__dict__"))
 """Functions that take the name of an attribute as a string."""
 _PLAIN = (bool, int, float, str, bytes, types.FunctionType, types.BuiltinFunctionType)
+_OWNERS = (types.ModuleType, types.FunctionType, type)
+"""What code can set attributes of that other code sees."""
 _DATA = frozenset((list, dict, set, bytearray, Counter, OrderedDict, defaultdict, deque))
 _VALUES = (("torch", "Tensor"), ("torch.nn", "Parameter"), ("numpy", "ndarray"))
 _OF_IMPORTS = frozenset(("modules", "path", "meta_path", "path_hooks", "path_importer_cache"))
@@ -270,9 +272,7 @@ def _is_put_there(value: object) -> bool:
 
 def _is_instance(value: object) -> bool:
     """Return whether a library's name stands for an object whose attributes can be set."""
-    return type(getattr(value, "__dict__", None)) is dict and not isinstance(
-        value, types.ModuleType | types.FunctionType | type
-    )
+    return type(getattr(value, "__dict__", None)) is dict and not isinstance(value, _OWNERS)
 
 
 def _imported(imported: Imported) -> object:
@@ -285,11 +285,7 @@ def _imported(imported: Imported) -> object:
         return None
 
 
-@functools.cache
-def _modules(prefix: str) -> imports.Modules:
-    return imports.Modules(prefix)
-
-
+_modules = functools.cache(imports.Modules)
 _SLOTS: WeakValueDictionary[tuple[int, str], Slot] = WeakValueDictionary()
 
 
@@ -297,8 +293,3 @@ def _once(owner: object, slot: Slot) -> Slot:
     """Return the only slot of a name, regardless of what reaches it, so that its path does not depend on the code met
     first. While anybody holds the slot, it keeps its owner alive, so that the owner's id stays unique."""
     return _SLOTS.setdefault((id(owner), slot.name), slot)
-
-
-def _may_be_given(value: object) -> bool:
-    """Return whether code can set attributes on ``value`` that other code sees."""
-    return isinstance(value, types.ModuleType | types.FunctionType | type)

@@ -10,10 +10,11 @@ import pkgutil
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.machinery import FileFinder, ModuleSpec, PathFinder
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
 from hpstage.training.code.bytecode import digest, inner
 
@@ -73,11 +74,14 @@ def code_of(spec: ModuleSpec | None) -> CodeType | None:
     return code
 
 
-@functools.lru_cache(64)
-def _compiled(content: bytes, path: str) -> CodeType:
+def compiled(source: Any, path: str, flags: int = 0) -> Any:
+    """Compile the source of a module, or its tree, without the warnings, which may be errors."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they may be errors
-        return compile(content, path, "exec", dont_inherit=True)
+        warnings.simplefilter("ignore")
+        return compile(source, path, "exec", flags, dont_inherit=True)
+
+
+_compiled: Callable[[bytes, str], CodeType] = functools.lru_cache(64)(compiled)
 
 
 def submodules_of(name: str, places: Iterable[str]) -> Iterator[ModuleSpec]:
@@ -104,12 +108,18 @@ def source_at(path: str) -> str:
 def spec_of(name: str) -> ModuleSpec | None:
     """Return where a module is found on the path, without importing the packages that it is in."""
     spec, places = None, None
-    for end in [*(found.start() for found in re.finditer(r"\.", name)), len(name)]:
-        spec = PathFinder.find_spec(name[:end], places)
+    for part in beginnings(name):
+        spec = PathFinder.find_spec(part, places)
         if spec is None:
             return None
         places = list(spec.submodule_search_locations or ())
     return spec
+
+
+def beginnings(path: str) -> list[str]:
+    """Return the paths that a dotted one begins with: ``a`` and ``a.b`` for ``a.b``."""
+    parts = path.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
 def name_at(path: str, folders: Iterable[str]) -> str:
