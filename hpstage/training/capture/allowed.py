@@ -189,16 +189,6 @@ _EXCEPTIONS = tuple(
 )
 
 
-def named(module: str, qualname: str) -> object:
-    """Return what a loaded module has under a name, without importing or calling anything."""
-    found: object = sys.modules.get(module)
-    for part in qualname.split("."):
-        if not isinstance(found, types.ModuleType | type):
-            return None
-        found = vars(found).get(part)
-    return found
-
-
 _OF_FUNCTIONS = frozenset(
     (
         *(f"torch{name}" for name in ("", ".nn.functional", ".nn.init", ".special", ".linalg", ".fft")),

@@ -1,4 +1,4 @@
-"""Conversion of immutable Python values to plain parts and back."""
+"""Conversion of immutable Python values, and of NumPy dtypes, to plain parts and back."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hpstage.errors import StateError
+from hpstage.training.capture.kind import numpy
 
 Parts = tuple[Any, ...]
 
@@ -89,3 +90,30 @@ def made_of(name: str, parts: list[Any]) -> Any:
         return _BY_NAME[name][2](*parts)
     except (TypeError, ValueError, ArithmeticError, RecursionError, re.error, struct.error) as error:
         raise StateError(f"the state holds an invalid {name}: it cannot be made of {parts}") from error
+
+
+Description = str | list[Any]
+
+
+def described_wholly(dtype: Any) -> Description | None:
+    """Return the description of a dtype, ``None`` if it says less than the dtype (metadata, alignment)."""
+    described = description(dtype)
+    if described is None or numpy().lib.format.drop_metadata(dtype) is not dtype:
+        return None
+    again = dtype_of(described)
+    return described if again == dtype and repr(again) == repr(dtype) else None
+
+
+def description(dtype: Any) -> Description | None:
+    """Return the description of a dtype, ``None`` if it has none: fields that overlap, or are in another order.
+    Metadata are left out."""
+    try:
+        described = numpy().lib.format.dtype_to_descr(numpy().lib.format.drop_metadata(dtype))
+    except ValueError:
+        return None
+    return described if isinstance(described, str) else [list(field) for field in described]
+
+
+def dtype_of(description: Description) -> Any:
+    fields = description if isinstance(description, str) else [tuple(field) for field in description]
+    return numpy().lib.format.descr_to_dtype(fields)

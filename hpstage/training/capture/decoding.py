@@ -6,6 +6,7 @@ import collections
 import enum
 import functools
 import math
+import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping
@@ -14,21 +15,10 @@ from typing import Any
 
 from hpstage.checkpoints import jax_arrays
 from hpstage.errors import StateError
-from hpstage.training.capture import rebuilt
+from hpstage.training.capture import allowed, rebuilt
 from hpstage.training.capture.aliases import Rebuilt
-from hpstage.training.capture.allowed import (
-    CONTAINERS,
-    RANDOM,
-    creatable,
-    may_be_given,
-    method_of,
-    module_named,
-    nameable,
-    named,
-    pure_function,
-    ufunc,
-)
-from hpstage.training.capture.atoms import is_known, made_of
+from hpstage.training.capture.allowed import CONTAINERS, RANDOM, creatable, may_be_given, method_of
+from hpstage.training.capture.atoms import dtype_of, is_known, made_of
 from hpstage.training.capture.derived import counting_step, kept_weight
 from hpstage.training.capture.encoding import BUILTINS, Plain, is_answered
 from hpstage.training.capture.generators import of_process
@@ -41,6 +31,7 @@ from hpstage.training.capture.survey import Survey
 from hpstage.training.capture.values import duplicate, fill, is_tensor, move, restore_array
 from hpstage.training.code.attributes import container_of, write_own
 from hpstage.training.code.namespaces import MISSING
+from hpstage.training.code.owner import found_in
 
 _MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, SyntaxError, RecursionError)
 """Errors that Python and libraries raise for parts that no encoder writes."""
@@ -103,7 +94,7 @@ class Decoder:
             fill(obj, found)
 
     def _move(self, obj: Any, place: Plain, dtype: str, shape: Any, strides: Any) -> None:
-        kind = self._dtype(dtype)
+        kind = self._make_dtype(dtype)
         if place is None:
             storage, offset = torch().empty(0, dtype=kind, device=obj.device).untyped_storage(), 0
         else:
@@ -208,10 +199,7 @@ class Decoder:
 
     def _make_method(self, owner: Plain, name: str) -> Any:
         found = self.value(owner)
-        method = method_of(found, name)
-        if method is None:
-            raise StateError(f"the state names a method {name} of {type(found).__qualname__}, which is not here")
-        return method
+        return _here(method_of(found, name), f"a method {name} of {type(found).__qualname__}")
 
     _make_slot = _make_method
 
@@ -225,26 +213,21 @@ class Decoder:
     def _make_device(self, name: str) -> Any:
         return torch().device(name)
 
-    def _make_dtype(self, name: str) -> Any:
-        return self._dtype(name)
-
     def _make_constant(self, name: str) -> Any:
         found = vars(torch()).get(name)  # its `__getattr__` would import a module of that name
         if not isinstance(found, torch().layout | torch().memory_format):
             raise StateError(f"the state names torch.{name}, which this torch does not know")
         return found
 
-    def _make_numpy_dtype(self, description: Plain) -> Any:
-        return self._described(description)
+    _make_numpy_dtype = staticmethod(dtype_of)
 
     def _make_descriptor(self, kind: Plain, name: str) -> Any:
         owner = self.value(kind)
         found = vars(owner).get(name) if isinstance(owner, type) else None
-        if not isinstance(found, types.MethodDescriptorType | types.WrapperDescriptorType):
-            raise StateError(f"the state names a method {name} of a class, which is not here")
-        return found
+        is_method = isinstance(found, types.MethodDescriptorType | types.WrapperDescriptorType)
+        return _here(found if is_method else None, f"a method {name} of a class")
 
-    def _dtype(self, name: str) -> Any:
+    def _make_dtype(self, name: str) -> Any:
         found = vars(torch()).get(name)
         if not isinstance(found, torch().dtype):
             raise StateError(f"the state names a dtype {name!r} that this torch does not know")
@@ -257,41 +240,27 @@ class Decoder:
         return numpy().int64(number).astype(dtype)
 
     def _make_enum(self, module: str, qualname: str, *names: str) -> Any:
-        kind = named(module, qualname)
+        kind = found_in(sys.modules.get(module), qualname)
         if not isinstance(kind, enum.EnumMeta) or any(name not in kind.__members__ for name in names):
             raise StateError(f"the state names {module}.{qualname}.{'|'.join(names)}, which is not here")
         members: list[Any] = [kind.__members__[name] for name in names]
         return kind(sum(member.value for member in members)) if issubclass(kind, enum.Flag) else members[0]
 
     def _make_builtin(self, name: str) -> Any:
-        found = next((kind for kind in BUILTINS if kind.__name__ == name), None)
-        if found is None:
-            raise StateError(f"the state names builtins.{name}, which is not here")
-        return found
+        return _here(next((kind for kind in BUILTINS if kind.__name__ == name), None), f"builtins.{name}")
 
     def _make_named(self, module: str, qualname: str) -> Any:
-        known = self._base.named.get((module, qualname))
-        if known is None:
-            raise StateError(f"the state names {module}.{qualname}, which is not here")
-        return known
+        return _here(self._base.named.get((module, qualname)), f"{module}.{qualname}")
 
     def _make_nameable(self, module: str, qualname: str) -> Any:
-        found = nameable(self._base, module, qualname)
-        if found is None:
-            raise StateError(f"the state names {module}.{qualname}, which is not here")
-        return found
+        return _here(allowed.nameable(self._base, module, qualname), f"{module}.{qualname}")
 
     def _make_module(self, name: str) -> Any:
-        found = module_named(self._base, name)
-        if found is None:
-            raise StateError(f"the state names the module {name}, which is not here")
-        return found
+        return _here(allowed.module_named(self._base, name), f"the module {name}")
 
     def _make_pure(self, module: str, name: str) -> Any:
-        function = pure_function(module, name) or ufunc(self._base, module, name)
-        if function is None:
-            raise StateError(f"the state names {module}.{name}, which is not here")
-        return function
+        found = allowed.pure_function(module, name) or allowed.ufunc(self._base, module, name)
+        return _here(found, f"{module}.{name}")
 
     def _make_counting_step(self, optimizer: Plain) -> Any:
         return counting_step(self.value(optimizer))
@@ -331,7 +300,7 @@ class Decoder:
         return made
 
     def _create_array(self, values: Any, description: Plain, shape: list[int], writeable: bool) -> Any:
-        dtype = self._described(description)
+        dtype = dtype_of(description)
         made = values if values.dtype == dtype else values.view(dtype).reshape(tuple(shape))
         made = made.copy(order="K")
         made.flags.writeable = writeable
@@ -346,13 +315,9 @@ class Decoder:
         self, place: Plain, description: Plain, shape: Any, strides: Any, writeable: bool, base: str | None
     ) -> Any:
         owner = None if base is None else self.value(("@", base))
-        made = self._memory.array(place, shape, strides, self._described(description), owner)
+        made = self._memory.array(place, shape, strides, dtype_of(description), owner)
         made.flags.writeable = writeable
         return made
-
-    def _described(self, description: Plain) -> Any:
-        fields = description if isinstance(description, str) else [tuple(field) for field in description]
-        return numpy().lib.format.descr_to_dtype(fields)
 
     def _make_tensor(self, number: int, values: Any, parameter: bool, device: str, *rest: Any) -> Any:
         return self._tensor(number, duplicate(values).to(device), parameter, *rest)
@@ -363,7 +328,7 @@ class Decoder:
 
     def _make_view(self, number: int, place: Plain, dtype: str, shape: Any, strides: Any, *form: Any) -> Any:
         conj, neg, parameter, device, *rest = form
-        at = self._memory.tensor(place, tuple(shape), tuple(strides), self._dtype(dtype), device)
+        at = self._memory.tensor(place, tuple(shape), tuple(strides), self._make_dtype(dtype), device)
         at = at.conj() if conj else at
         at = torch()._neg_view(at) if neg else at
         return self._tensor(number, at, parameter, *rest)
@@ -382,9 +347,7 @@ class Decoder:
         return made
 
     def _create_generator_of_process(self, name: str, content: Any) -> Any:
-        made = of_process().get(name)
-        if made is None:
-            raise StateError(f"the state names the random generator of {name}, which is not here")
+        made = _here(of_process().get(name), f"the random generator of {name}")
         RandomSource().write(made, content)
         return made
 
@@ -419,10 +382,9 @@ class Decoder:
     def _create_map(
         self, path: str, sampled: str, offset: int, order: str, description: Plain, shape: list[int]
     ) -> Any:
-        return opened_map(path, sampled, offset, order, self._described(description), shape)
+        return opened_map(path, sampled, offset, order, dtype_of(description), shape)
 
-    def _create_opened(self, path: str, sampled: str, position: int, buffered: bool) -> Any:
-        return opened_file(path, sampled, position, buffered)
+    _create_opened = staticmethod(opened_file)
 
     def _make_instance(self, number: int, module: str, qualname: str, items: Plain, own: Plain) -> Any:
         simple = (module, qualname) == ("types", "SimpleNamespace")
@@ -466,6 +428,13 @@ class Decoder:
             elif (path, name) in self._kept:
                 made[name] = self._kept[path, name]
         return made
+
+
+def _here(found: Any, name: str) -> Any:
+    """Return what a state names. Raises :class:`StateError` if there is none in this process."""
+    if found is None:
+        raise StateError(f"the state names {name}, which is not here")
+    return found
 
 
 def _tuple_of(kind: Any, items: list[Any]) -> Any:

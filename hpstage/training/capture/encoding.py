@@ -18,38 +18,16 @@ from typing import Any
 
 from hpstage.checkpoints import jax_arrays, leaves
 from hpstage.errors import StateError
-from hpstage.training.capture import rebuilt, registered
+from hpstage.training.capture import allowed, rebuilt, refusals, registered
 from hpstage.training.capture.aliases import Places, holding
-from hpstage.training.capture.allowed import (
-    CONTAINERS,
-    RANDOM,
-    Method,
-    creatable,
-    functions_of_numpy,
-    may_be_given,
-    method_of,
-    module_named,
-    nameable,
-    pure_name,
-    ufunc_name,
-)
-from hpstage.training.capture.atoms import parts_of
+from hpstage.training.capture.allowed import CONTAINERS, RANDOM, Method, creatable, may_be_given, method_of
+from hpstage.training.capture.atoms import described_wholly, description, parts_of
 from hpstage.training.capture.containers import Members
 from hpstage.training.capture.derived import optimizer_counted_by, weights_among
-from hpstage.training.capture.dtypes import described_wholly, description
 from hpstage.training.capture.generators import Generators
 from hpstage.training.capture.kind import SMALLEST_ADDRESS, is_atom, items_of, numpy, same_value, torch
 from hpstage.training.capture.kinds import RANDOM_STATE, kind_of
 from hpstage.training.capture.on_disk import where_file_is, where_map_is
-from hpstage.training.capture.refusals import (
-    based,
-    held_by_nothing,
-    hooked,
-    made_in_training,
-    mixed_up,
-    unmoving,
-    unstorable,
-)
 from hpstage.training.capture.stateful import RandomSource, stands_only
 from hpstage.training.capture.stateless import excluding
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey
@@ -86,7 +64,7 @@ class Encoder:
         self._places = Places(base, now)
         self._views = Views(now)
         self._generators = Generators()
-        self._functions = frozenset((types.BuiltinFunctionType, types.FunctionType, *functions_of_numpy()))
+        self._functions = frozenset((types.BuiltinFunctionType, types.FunctionType, *allowed.functions_of_numpy()))
 
     @property
     def memory(self) -> Plain:
@@ -126,7 +104,7 @@ class Encoder:
         """Encode the content of an object that is in the base."""
         kind, path = record.kind.name, record.path
         if UNKNOWN in path:
-            raise mixed_up(path)
+            raise refusals.mixed_up(path)
         if kind in ("items", "objects"):
             # Attributes, or whether an array can be written to.
             rest = self._pairs(path, content[1]) if kind == "items" else content[2]
@@ -159,7 +137,7 @@ class Encoder:
             return kind, *self._place(record, content)
         if kind == "registrations":
             raise registered.refusal(record.content, content)
-        raise unmoving(record)
+        raise refusals.unmoving(record)
 
     def leave(self, changed: dict[str, Plain], answered: list[Record]) -> None:
         """Leave out the attributes and items that hold these objects, since their owner sets them, and may create them
@@ -205,7 +183,7 @@ class Encoder:
         known = known or self._local.path_of(value)
         if known is not None:
             if UNKNOWN in known:
-                raise mixed_up(known)
+                raise refusals.mixed_up(known)
             return "@", known
         if kind is tuple:
             return "tuple", self._list(path, value)
@@ -233,14 +211,14 @@ class Encoder:
         """Encode what a weak reference refers to."""
         leads = not issubclass(type(value), type | types.ModuleType) and kind_of(value) is not None
         if leads and (value not in self._now or id(value) in self._now.weak):
-            raise held_by_nothing(path)
+            raise refusals.held_by_nothing(path)
         return self.value(path, value)
 
     def _method(self, path: str, value: Any) -> Plain:
         called = getattr(value, "__func__", value)  # of a method, any object that can be called
         name = called.__name__ if isinstance(called, types.FunctionType | Method) else ""
         if not same_value(method_of(value.__self__, name), value):
-            raise made_in_training(path, value)
+            raise refusals.made_in_training(path, value)
         tag = "slot" if called is value else "method"
         return tag, self.value(path if called is not value else f"{path}.__self__", value.__self__), name
 
@@ -248,7 +226,7 @@ class Encoder:
         if isinstance(value, enum.Enum):
             members = list(value) if isinstance(value, enum.Flag) else [value]
             if isinstance(value, enum.Flag) and sum(member.value for member in members) != value.value:
-                raise made_in_training(path, value)  # it has bits without a name
+                raise refusals.made_in_training(path, value)  # it has bits without a name
             return "enum", type(value).__module__, name_of(type(value)), *(member.name for member in members)
         parts = parts_of(value)
         if parts is not None:
@@ -279,9 +257,9 @@ class Encoder:
             return self._named(path, value)
         if type(value) is types.ModuleType:
             name = value.__name__
-            if any(module_named(base, name) is value for base in (self._base, self._local)):
+            if any(allowed.module_named(base, name) is value for base in (self._base, self._local)):
                 return "module", name
-        raise made_in_training(path, value)
+        raise refusals.made_in_training(path, value)
 
     def _named(self, path: str, value: Any) -> Plain:
         """Encode a function or class that existed before or only computes. A state must not be able to choose an
@@ -291,17 +269,17 @@ class Encoder:
             return "builtin", value.__name__
         if self._base.named.get(name) is value or self._local.named.get(name) is value:
             return "named", *name
-        found = pure_name(value) or ufunc_name(self._base, value)
+        found = allowed.pure_name(value) or allowed.ufunc_name(self._base, value)
         if found is not None:
             return "pure", *found
         module = str(name[0])
-        if any(nameable(base, module, name[1]) is value for base in (self._base, self._local)):
+        if any(allowed.nameable(base, module, name[1]) is value for base in (self._base, self._local)):
             return "nameable", module, name[1]
         if type(value) is types.FunctionType and (optimizer := optimizer_counted_by(value)) is not None:
             return "counting step", self.value(path, optimizer)
         if type(value) is types.BuiltinMethodType and not isinstance(value.__self__, types.ModuleType | None):
             return self._method(path, value)
-        raise made_in_training(path, value)
+        raise refusals.made_in_training(path, value)
 
     def _fresh(self, path: str, value: Any) -> Plain:
         """Encode an object created by training."""
@@ -353,7 +331,7 @@ class Encoder:
             items = self._list(path, items_of(value)) if issubclass(kind, tuple) else None
             own = self._pairs(path, own_of(value))
             return "instance", number, kind.__module__, name_of(kind), items, own
-        raise made_in_training(path, value)
+        raise refusals.made_in_training(path, value)
 
     def _numbers(self, path: str, number: int, value: Any) -> Plain:
         """Encode a NumPy generator: several may share a source, which has a seed sequence to spawn others."""
@@ -362,7 +340,7 @@ class Encoder:
             return "numbers", number, self._sources.get(id(source)) or self.value(f"{path}.bit_generator", source)
         kind, seeds = type(value), value.seed_seq
         if getattr(numpy().random, kind.__name__, None) is not kind or type(seeds) is not numpy().random.SeedSequence:
-            raise made_in_training(path, value)
+            raise refusals.made_in_training(path, value)
         entropy = seeds.entropy if isinstance(seeds.entropy, int) else [int(part) for part in seeds.entropy]
         sequence = entropy, [int(part) for part in seeds.spawn_key], seeds.pool_size
         return "source", number, kind.__name__, sequence, RandomSource().read(value, frozenset())
@@ -386,13 +364,13 @@ class Encoder:
                 f"or take item(); {excluding(path)}"
             )
         if not same_hooks(hooks_of(value), NO_HOOKS):
-            raise hooked(path)
+            raise refusals.hooked(path)
         if value.layout is torch().sparse_coo and not value.requires_grad:
             parts = value._indices(), value._values()
             return "sparse", number, *parts, list(value.shape), value.is_coalesced(), device_of(value)
         plain = storable(value)
         if plain is None:
-            raise unstorable(path, value)
+            raise refusals.unstorable(path, value)
         rest = (
             type(value) is torch().nn.Parameter,
             device_of(value),
@@ -405,25 +383,25 @@ class Encoder:
             return "tensor", number, plain, *rest
         dtype = str(value.dtype).removeprefix("torch.")
         if value._is_view() and "_base" in self._now.beyond:
-            raise based(path, "_base")
+            raise refusals.based(path, "_base")
         form = list(plain.shape), list(plain.stride()), plain.is_conj(), plain.is_neg()
         return "view", number, place, dtype, *form, *rest
 
     def _array(self, path: str, number: int, value: Any) -> Plain:
         if value.dtype.hasobject:
             if value.dtype.str != "|O":
-                raise unstorable(path, value)
+                raise refusals.unstorable(path, value)
             order = "F" if value.flags.f_contiguous or sum(size > 1 for size in value.shape) < 2 else "C"
             return "objects", number, self._list(path, value.flat), list(value.shape), order, value.flags.writeable
         described = description(value.dtype)
         if described is None:
-            raise unstorable(path, value)
+            raise refusals.unstorable(path, value)
         form = described, list(value.shape)
         place = self._places.of(value)
         if place is not None:
             base = self._base.path_of(value.base)
             if base is None and value.base is not None and "base" in self._now.beyond:
-                raise based(path, "base")
+                raise refusals.based(path, "base")
             return "array view", number, place, *form, list(value.strides), value.flags.writeable, base
         plain = storable(value)
         return "array", number, value.copy() if plain is None else plain, *form, value.flags.writeable
@@ -432,9 +410,9 @@ class Encoder:
         """Encode where a tensor of the base is, and everything else but its values."""
         before, obj = record.content, record.obj
         if not content.plain or not before.plain:
-            raise unstorable(record.path, obj)
+            raise refusals.unstorable(record.path, obj)
         if not same_hooks(content.hooks, before.hooks):
-            raise hooked(record.path)
+            raise refusals.hooked(record.path)
         place: Plain = None
         if not content.same_memory(before) or content.form != before.form:
             shape, strides, dtype = content.form[:3]
