@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 
 from hpstage.checking.ways import Process
 from hpstage.cluster.fork_server import ForkServer, can_fork
@@ -37,7 +36,7 @@ class Children:
     def __enter__(self) -> Children:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._starting:
             for process in list(self._running):
                 process.end()

@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Container, Iterable, Iterator
 from itertools import islice
-from types import TracebackType
 from typing import Self
 from weakref import WeakKeyDictionary
 
@@ -68,11 +67,9 @@ class Inputs:
             self._watch.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._watch is not None:
-            self._watch.__exit__(kind, error, trace)
+            self._watch.__exit__()
 
     def begin_step(self, *, first: bool) -> None:
         """Record that a step is trained: the ``first`` one of a chain, or a later one."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import decimal
-import functools
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
+from functools import cache, partial
 from typing import Any
 
 from hpstage.errors import StateError
@@ -103,7 +103,7 @@ def _value(ask: Callable[[], Any]) -> Any:
         return _UNREADABLE  # precision set through both the old and the new API; a directory that no longer exists
 
 
-@functools.cache
+@cache
 def _all(*libraries: str) -> dict[str, Setting]:
     """Return the getter and the setter of each setting, of Python and of libraries. Settings that decide others come
     first."""
@@ -121,14 +121,11 @@ def _all(*libraries: str) -> dict[str, Setting]:
             lambda: tuple(sorted(arrays.geterr().items())),
             lambda value: arrays.seterr(**dict(value)),
         )
-        found["numpy generator"] = (
-            functools.partial(_of_numpy, arrays.random),
-            functools.partial(_set_numpy, arrays.random),
-        )
+        found["numpy generator"] = partial(_of_numpy, arrays.random), partial(_set_numpy, arrays.random)
     if "jax" in libraries:
         config: Any = sys.modules["jax"].config
         for name in JAX_SETTINGS:
-            found[name] = functools.partial(getattr, config, name), functools.partial(config.update, name)
+            found[name] = partial(getattr, config, name), partial(config.update, name)
     return found
 
 
@@ -155,27 +152,27 @@ def _of_torch(library: Any) -> dict[str, Setting]:
             lambda: bool(sys.float_info.min / 2),
             lambda value: library.set_flush_denormal(not value),
         ),
-        NEXT_HOOK: (functools.partial(getattr, handle, "next_id"), functools.partial(setattr, handle, "next_id")),
+        NEXT_HOOK: _attribute(handle, "next_id"),
     }
     for device in filter(None, ("cpu", "cuda", accelerators.other())):
         found[f"autocast on {device}"] = (
-            functools.partial(library.is_autocast_enabled, device),
-            functools.partial(library.set_autocast_enabled, device),
+            partial(library.is_autocast_enabled, device),
+            partial(library.set_autocast_enabled, device),
         )
         found[f"autocast dtype on {device}"] = (
-            functools.partial(library.get_autocast_dtype, device),
-            functools.partial(library.set_autocast_dtype, device),
+            partial(library.get_autocast_dtype, device),
+            partial(library.set_autocast_dtype, device),
         )
     if hasattr(modules, "_global_is_full_backward_hook"):
-        names = vars(modules)
-        found["full backward hooks"] = (
-            functools.partial(names.get, "_global_is_full_backward_hook"),
-            functools.partial(names.__setitem__, "_global_is_full_backward_hook"),
-        )
+        found["full backward hooks"] = _attribute(modules, "_global_is_full_backward_hook")
     saved = library._C._autograd
     if hasattr(saved, "_top_saved_tensors_default_hooks"):
-        found["hooks of saved tensors"] = functools.partial(_of_saved, saved), functools.partial(_set_saved, saved)
+        found["hooks of saved tensors"] = partial(_of_saved, saved), partial(_set_saved, saved)
     return found
+
+
+def _attribute(owner: Any, name: str) -> Setting:
+    return partial(getattr, owner, name), partial(setattr, owner, name)
 
 
 def _default_device() -> Any:
