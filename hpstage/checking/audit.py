@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from hpstage.checkpoints import CheckpointStore
-from hpstage.cluster.fork_server import ForkServer
 from hpstage.cluster.fresh import FreshProcess
 from hpstage.cluster.messages import Load
 from hpstage.cluster.shipping import pack
@@ -32,7 +31,6 @@ def audit(
     loaded: Mapping[str, str],
     *,
     script: dict[str, str] | None = None,
-    server: ForkServer | None = None,
     waiting: Callable[[], bool] = lambda: True,
 ) -> Retrained:
     """Train a segment again in a fresh process of this host, and compare.
@@ -42,13 +40,12 @@ def audit(
         checkpoints: where the states are that it is compared with.
         described, loaded: the workload that the segment belongs to, as its plan describes it, and its code by name.
         script: see :class:`~hpstage.cluster.messages.Load`.
-        server: see :class:`~hpstage.cluster.fresh.FreshProcess`.
         waiting: called every 0.2 s; once it returns false, the process is ended.
 
     Raises:
         UsageError: the trainable cannot be sent to another process.
     """
-    process = FreshProcess(Load(pack(trainable, packages(trainable)), script or {}), server=server)
+    process = FreshProcess(Load(pack(trainable, packages(trainable)), script or {}))
     try:
         environment = process.described()
         if environment is not None:

@@ -142,11 +142,9 @@ class CheckReport:
         for finding in self.differences[1:]:
             if not any(_follows(finding, other) for other in shown):
                 shown.append(finding)
+        lines += ["", "\n\n".join(map(str, shown))]
         if len(shown) < len(self.differences):
-            others = "The other differences probably have the same cause."
-            lines = [*lines, "", "\n\n".join(map(str, shown)), "", others]
-        else:
-            lines = [*lines, "", "\n\n".join(map(str, shown))]
+            lines += ["", "The other differences probably have the same cause."]
         verdict = f"{self.subject} is NOT exact: {'; '.join(_counts(self.ways))}."
         return "\n".join([*lines, "", verdict, end])
 
