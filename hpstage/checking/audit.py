@@ -17,7 +17,7 @@ from hpstage.plan.devices import are_any
 from hpstage.plan.messages import Segment
 from hpstage.plan.same_workload import differing
 from hpstage.training.identity.code_identity import by_name, code_identity, packages
-from hpstage.training.identity.workload_description import candidates, described_by, is_open
+from hpstage.training.identity.environment import candidates, described_by, is_open
 
 _LOOK = 0.2
 """Seconds between two looks whether anybody still waits."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, Literal
 
 from hpstage.checking import ways
 from hpstage.checking.comparing import METRIC, WORKLOAD, Apart
 from hpstage.execution.snapshot import GENERATOR, SETTING, STATE, THREADS
 from hpstage.training.capture.stateless import LOCAL, excluding
+from hpstage.training.code.bytecode import inner, operations_of, references
+from hpstage.training.code.graph import functions_reached
 from hpstage.training.pickles import REMEDY
 
 Style = Literal["torch", "function", "object"]
@@ -28,21 +33,35 @@ _DRAWS = (
 )
 
 _NAMED = 5
+_SUSPECT = frozenset(
+    (
+        *("id", "hash", "open", "glob.glob", "os.environ", "os.getenv", "platform.node", "random.SystemRandom"),
+        *("posix.getpid", "posix.getppid", "posix.urandom", "posix.listdir", "posix.scandir"),
+        "torch.random.seed",
+    )
+)
+_OF_SUSPECTS = frozenset(
+    (
+        *("time", "datetime", "secrets", "uuid", "threading", "multiprocessing", "concurrent"),
+        *("subprocess", "socket", "tempfile"),
+    )
+)
+_SEEDED = ("default_rng", "Random", "RandomState", "SeedSequence")
 
 
-def cause_of(way: str, apart: Apart, style: Style, hashes: bool, suspects: Sequence[str]) -> tuple[str, str]:
+def cause_of(way: str, apart: Apart, style: Style, hashes: bool, suspected: Sequence[str]) -> tuple[str, str]:
     """Return cause and remedy, one sentence each.
 
     Args:
         hashes: whether processes agree under the same PYTHONHASHSEED.
-        suspects: the user's code that names values which differ between processes.
+        suspected: the user's code that names values which differ between processes.
     """
     of_path = _by_path(way, apart, style)
     if of_path is not None:
         return of_path
     cause, remedy = _by_way(way, apart, style, hashes)
-    if suspects and way in (ways.AGAIN, ways.ELSEWHERE, ways.OTHER, ways.OTHER_FORK, ways.DISK):
-        cause += f" ({'; '.join(suspects[:4])}{'; ...' if len(suspects) > 4 else ''})"
+    if suspected and way in (ways.AGAIN, ways.ELSEWHERE, ways.OTHER, ways.OTHER_FORK, ways.DISK):
+        cause += f" ({'; '.join(suspected[:4])}{'; ...' if len(suspected) > 4 else ''})"
     return cause, remedy
 
 
@@ -193,3 +212,37 @@ def _unless(apart: Apart) -> str:
 def _form(text: str) -> str:
     """Return the string for a tensor or array without the values; nothing for another object."""
     return text.rpartition(" ")[0] if "[" in text and not text.startswith("->") else ""
+
+
+def suspects(subject: object) -> list[str]:
+    """List the user's functions that name what differs between processes (the time, entropy, addresses), as
+    ``Digits.loss (search.py, line 12) names time.time``."""
+    root = subject if isinstance(subject, FunctionType) else type(subject)
+    found: dict[str, None] = {}
+    for function in functions_reached(root):
+        code = function.__code__
+        place = f"{function.__qualname__} ({code.co_filename.rpartition('/')[2]}, line {code.co_firstlineno})"
+        for maker in unseeded(code):
+            found[f"{place} calls {maker}() without a seed"] = None
+        named = references(code, {**vars(builtins), **function.__globals__}, {}, is_open=lambda module: True).named
+        for name in named:
+            if _is_suspect(name.content, name.path):
+                found[f"{place} names {name.path}"] = None
+    return list(found)
+
+
+def unseeded(code: CodeType) -> Iterator[str]:
+    """Yield the generators that a code object, or one nested in it, creates without an argument."""
+    for part in inner(code):
+        for made, call in pairwise(operations_of(part)):
+            if made.argval in _SEEDED and call.opname == "CALL" and call.arg == 0:
+                yield made.argval
+
+
+def _is_suspect(content: Any, path: str) -> bool:
+    """Return whether it is suspect by its origin or, for an object without a name, by its path."""
+    if isinstance(content, ModuleType):
+        return content.__name__ in _OF_SUSPECTS
+    owner = getattr(content, "__module__", None) or ""
+    name = f"{owner}.{getattr(content, '__qualname__', '')}".removeprefix("builtins.")
+    return path in _SUSPECT or name in _SUSPECT or owner.partition(".")[0] in _OF_SUSPECTS

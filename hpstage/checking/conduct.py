@@ -12,12 +12,11 @@ from typing import Any
 import cloudpickle
 
 from hpstage.checking import ways
-from hpstage.checking.causes import Style, cause_of
+from hpstage.checking.causes import Style, cause_of, suspects
 from hpstage.checking.children import Children
 from hpstage.checking.comparing import Apart, first_apart
 from hpstage.checking.findings import CheckReport, Finding, Verdict, Way
-from hpstage.checking.trials import Trials, draw
-from hpstage.checking.ways import Process
+from hpstage.checking.ways import Process, Trials, draw
 from hpstage.cluster.shipping import pack
 from hpstage.errors.arguments import CATCH, SEED, SPACE, checked, function, in_tuple, instance, optional, text, whole
 from hpstage.execution.fork import Fork
@@ -27,7 +26,6 @@ from hpstage.schedule.space import Space
 from hpstage.training.adapter import defaults_of
 from hpstage.training.borrowed import see_free
 from hpstage.training.capture.stateless import stated_on
-from hpstage.training.code.suspects import suspects
 from hpstage.training.function import FunctionTrainable
 from hpstage.training.identity.code_identity import packages
 from hpstage.training.trainables import Keyed, as_trainable

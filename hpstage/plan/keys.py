@@ -45,7 +45,7 @@ _pack = struct.Struct(">d").pack
 
 def workload_key(described: Mapping[str, str]) -> StateKey:
     """Return the key of everything besides the schedules that determines training: trainable, code, data, numerics,
-    environment; as :mod:`hpstage.training.identity.workload_description` describes it."""
+    environment; as :mod:`hpstage.training.identity.environment` describes it."""
     parts = [encode(name) + encode(described[name]) for name in sorted(described)]
     return StateKey(_digest(VERSION + b"workload" + b"".join(parts)).hexdigest())
 

@@ -40,8 +40,7 @@ from hpstage.optuna.ledger import samplers
 from hpstage.optuna.quiet import quiet_optuna
 from hpstage.plan.step_times import StepTimes
 from hpstage.rehearsal.costs import Costs, StepSeconds
-from hpstage.rehearsal.deadline import FleetCost, cheapest
-from hpstage.rehearsal.rehearse import Rehearsal, Rehearsed
+from hpstage.rehearsal.rehearse import FleetCost, Rehearsal, Rehearsed, cheapest
 from hpstage.rehearsal.samplers import named_sampler
 from hpstage.rehearsal.stand_in_metrics import Precedent
 from hpstage.schedule import Scalar

@@ -40,9 +40,8 @@ from hpstage.search.signals import Interruption
 from hpstage.search.trials import name_in
 from hpstage.store import Journal
 from hpstage.training.code.unread import may_report, unread
-from hpstage.training.identity.code_identity import by_name, code_identity
-from hpstage.training.identity.origin import origin_of
-from hpstage.training.identity.workload_description import described_by, is_open
+from hpstage.training.identity.code_identity import by_name, code_identity, origin_of
+from hpstage.training.identity.environment import described_by, is_open
 
 if TYPE_CHECKING:
     from distributed import Client

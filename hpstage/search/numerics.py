@@ -20,7 +20,7 @@ from hpstage.schedule import Scalar
 from hpstage.search.expected import branches_at_a_time, expected_share, steps_in_all
 from hpstage.search.request import Request
 from hpstage.store import Journal
-from hpstage.training.identity.workload_description import candidates as candidates_of
+from hpstage.training.identity.environment import candidates as candidates_of
 from hpstage.training.randomness import generators_restored
 
 logger = logging.getLogger("hpstage")

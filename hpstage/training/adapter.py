@@ -12,8 +12,8 @@ from hpstage.errors.text import writable
 from hpstage.schedule import Scalar, constant
 from hpstage.schedule.space import RESERVED
 from hpstage.training.capture.world import World
-from hpstage.training.identity import jax_environment
 from hpstage.training.identity.code_identity import StandsFor, identify, packages
+from hpstage.training.identity.settings import described_jax
 
 
 class Adapter(StandsFor):
@@ -45,7 +45,7 @@ class Adapter(StandsFor):
             named |= {keras.backend.backend()}
             described["keras"] = f"{keras.__version__} on {keras.backend.backend()}, {keras.config.floatx()}"
         if "jax" in named:
-            described |= jax_environment.describe()
+            described |= described_jax()
         if "torch" in named:
             from hpstage.torch import environment
 

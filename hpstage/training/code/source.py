@@ -1,4 +1,4 @@
-"""Reads the source of modules and the versions of packages."""
+"""Reads the source of modules, of which one may have been edited since, and the versions of packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from hpstage.errors import UsageError
 from hpstage.training.code.bytecode import digest, inner
+from hpstage.training.code.owner import functions_in
 
 ABSENT = "absent"
 
@@ -158,3 +160,38 @@ def _written(module: str) -> dict[tuple[str, int], list[CodeType]]:
 def is_rewritten(module: ModuleType) -> bool:
     """Return whether pytest has rewritten the module's assertions, so that it differs from its source."""
     return type(getattr(module, "__loader__", None)).__name__ == "AssertionRewritingHook"
+
+
+def see_as_written(module: ModuleType, code: CodeType) -> None:
+    """Check that the functions of a module are those of its source.
+
+    Args:
+        code: compiled from the source as it is now.
+
+    Raises:
+        UsageError: the file was edited after it was imported.
+    """
+    if is_rewritten(module):
+        return
+    written = {digest(part) for part in inner(code)}
+    for function in _functions_of(module):
+        if function.__code__.co_filename == module.__file__ and digest(function.__code__) not in written:
+            raise UsageError(
+                f"{module.__name__}.{function.__qualname__} is not what {module.__file__} says: the file was edited "
+                f"after it was imported. Restart this process (the notebook's kernel, the workers), or reload the "
+                f"module (importlib.reload)"
+            )
+
+
+def _functions_of(module: ModuleType) -> Iterator[FunctionType]:
+    for value in list(vars(module).values()):
+        if getattr(value, "__module__", None) != module.__name__:
+            continue
+        members = vars(value).values() if isinstance(value, type) else [value]
+        for member in members:
+            for part in (member, *functions_in(member)):
+                function = part
+                while hasattr(function, "__wrapped__"):
+                    function = function.__wrapped__
+                if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+                    yield function

@@ -9,26 +9,27 @@ a script (the search space, the study) does not count; of a script that counts a
 run has created. Libraries count by name and version of the package. An object in a global that can be neither digested
 nor pickled counts by its class.
 
-The digest is the entry ``code`` of the workload's description (``workload_description.py``), which is hashed into the
+The digest is the entry ``code`` of the workload's description (``environment.py``), which is hashed into the
 key of every state (``plan/keys.py``). So an edit gives all states other keys: a search without ``store=`` starts a new
 plan, and on a store that the call names, the search is refused and the error lists what was edited
 (``plan/same_workload.py``). A ``version`` on the trainable stands for its code: keys change with the version only.
 Two kinds of edits are refused earlier: after the import of a module that counts as a whole
-(``training/code/edited_since_import.py``), and on some of the workers only (``cluster/admission.py``).
+(``see_as_written`` in ``training/code/source.py``), and on some of the workers only (``cluster/admission.py``).
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpstage.training.code.owner import is_users, name_of, of_user
+from hpstage.training.code.owner import is_users, is_users_code, name_of, of_user
 from hpstage.training.code.patches import standing
 from hpstage.training.code.source import ABSENT
 from hpstage.training.code.string_digest import hashed
-from hpstage.training.identity.placing import folder_of
+from hpstage.training.identity.placing import folder_above, folder_of
 from hpstage.training.identity.values import is_function
 from hpstage.training.identity.walk import COMPUTED, FIXED, Walk
 
@@ -178,3 +179,22 @@ def _bounded(loaded: Mapping[str, str]) -> dict[str, str]:
     if len(names) > _MOST:
         bounded["other code"] = hashed("".join(f"{name} {loaded[name]}" for name in names[_MOST:]))[:16]
     return bounded
+
+
+def origin_of(trainable: object) -> tuple[str, str]:
+    """Return the trainable, or its class, as a command line names it, and the folder that this name starts from.
+
+    Both are empty if no name leads to it: it was defined in a notebook or in a function, or its class is a library's.
+    """
+    if isinstance(trainable, StandsFor):
+        trainable = trainable.subject
+    target = trainable if is_function(trainable) else type(trainable)
+    name = getattr(target, "__qualname__", "<unknown>")
+    module = sys.modules.get(getattr(target, "__module__", ""))
+    file = getattr(module, "__file__", None)
+    if module is None or file is None or "<" in name or not is_users_code(target) or not os.path.isfile(file):
+        return "", ""
+    dotted = module.__name__ if module.__name__ != "__main__" else getattr(module.__spec__, "name", "")
+    is_in_package = "." in dotted or os.path.basename(file) == "__init__.py"
+    place = dotted if is_in_package else os.path.basename(file)
+    return f"{place}:{name}", folder_above(file, dotted)

@@ -1,4 +1,5 @@
-"""A description of what decides bits in this process, and of what it would train; part of the workload's key."""
+"""A description of what decides bits in this process, and of what it would train; and that of a workload, which has
+both, from which its key is hashed (:func:`hpstage.plan.keys.workload_key`)."""
 
 from __future__ import annotations
 
@@ -6,10 +7,12 @@ import functools
 import importlib.metadata
 import platform
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from hpstage.errors.text import size
 from hpstage.executor import Environment
+from hpstage.plan.same_workload import NUMERICS
 from hpstage.trainable import Trainable
 from hpstage.training.code.owner import is_users_code
 from hpstage.training.code.patches import standing
@@ -19,6 +22,9 @@ from hpstage.training.identity.files import DataFiles
 from hpstage.training.identity.inputs import Inputs, inputs_of
 from hpstage.training.identity.values import NOT_STATE
 from hpstage.training.identity.watching import Watch
+
+AUTO = "auto"
+_CHOICE = f"environment:{AUTO} "
 
 
 def describe(trainable: Trainable) -> Environment:
@@ -109,3 +115,31 @@ def _remarks(contents: Any, identity: Identity, files: DataFiles) -> tuple[list[
         parts.append(f"files of attributes: {', '.join(files.names[:5])}" + (" ..." if len(files.names) > 5 else ""))
     remark = f"data that distinguish runs: {'; '.join(parts) or 'none, only the code that loads them'}"
     return [remark], [contents.warning] if contents is not None and contents.warning else []
+
+
+def described_by(environment: Environment, identity: Mapping[str, str], *, sharing: bool) -> dict[str, str]:
+    """Return the description of a workload.
+
+    Args:
+        identity: of the trainable's code and attributes.
+        sharing: whether trials share equal beginnings.
+    """
+    described = {**identity, "sharing": "on" if sharing else "off"}
+    return described | {f"environment:{name}": text for name, text in environment.described.items()}
+
+
+def is_open(described: Mapping[str, str]) -> bool:
+    """Return whether a workload's description leaves the choice of a step backend to the search."""
+    return described.get(NUMERICS) == AUTO
+
+
+def candidates(described: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return a workload's description under each step backend that the workers have, by the backend's name. The given
+    description leaves that choice open (:func:`is_open`)."""
+    common = {name: text for name, text in described.items() if not name.startswith(_CHOICE)}
+    found: dict[str, dict[str, str]] = {}
+    for name, text in described.items():
+        if name.startswith(_CHOICE):
+            backend, _, key = name.removeprefix(_CHOICE).partition(" ")
+            found.setdefault(backend, dict(common))[f"environment:{key}"] = text
+    return found

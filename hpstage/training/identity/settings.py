@@ -11,13 +11,19 @@ from typing import Any
 
 from hpstage.errors import StateError
 from hpstage.training.identity import accelerators
-from hpstage.training.identity.jax_environment import JAX_SETTINGS
 from hpstage.training.identity.torch_settings import Setting, read, torch_settings
 
 NEXT_HOOK = "next hook"
 """Not a setting: the number under which the next hook is registered."""
 _OF_PLACE = frozenset((NEXT_HOOK, "working directory", "threads", "hooks of saved tensors"))
 """Settings that other code manages, or that may differ between processes that train the same."""
+_OF_JAX = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+)
+"""The settings of JAX that decide bits."""
 _OFF = (False, None, "none")
 _UNREADABLE = object()
 
@@ -58,6 +64,22 @@ def settings_here(libraries: Collection[str]) -> dict[str, Any]:
 def described(libraries: Collection[str]) -> dict[str, str]:
     """Describe those of :func:`settings_here` that are not off."""
     return {f"setting {name}": str(value) for name, value in settings_here(libraries).items() if value not in _OFF}
+
+
+def described_jax() -> dict[str, str]:
+    """Describe JAX's version, device and settings, and on a CPU the threads among which it divides what it computes:
+    their number is that of the cores, and cannot be set once JAX is in use."""
+    import jax
+
+    device = jax.devices()[0]
+    described = {
+        "jax": jax.__version__,
+        "jax device": f"{device.platform} ({device.device_kind})",
+        "jax settings": ", ".join(f"{name.removeprefix('jax_')} {getattr(jax.config, name)}" for name in _OF_JAX),
+    }
+    if device.platform == "cpu":
+        described["jax threads"] = str(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count())
+    return described
 
 
 def refuse_modes() -> None:
@@ -124,7 +146,7 @@ def _all(*libraries: str) -> dict[str, Setting]:
         found["numpy generator"] = partial(_of_numpy, arrays.random), partial(_set_numpy, arrays.random)
     if "jax" in libraries:
         config: Any = sys.modules["jax"].config
-        for name in JAX_SETTINGS:
+        for name in _OF_JAX:
             found[name] = partial(getattr, config, name), partial(config.update, name)
     return found
 

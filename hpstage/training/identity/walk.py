@@ -15,12 +15,10 @@ from hpstage.errors import UsageError
 from hpstage.training.code import bytecode
 from hpstage.training.code.attributes import COMPILED, own_of
 from hpstage.training.code.bytecode import Imported, cells_of, references
-from hpstage.training.code.edited_since_import import see_as_written
 from hpstage.training.code.effects import Effects, effects_of, imported_with
 from hpstage.training.code.lookups import Lookups, lookups
 from hpstage.training.code.made import functions_into, is_script, script_digest
-from hpstage.training.code.names import names_in, texts_in
-from hpstage.training.code.notes import READERS, notes
+from hpstage.training.code.names import READERS, names_in, notes, texts_in
 from hpstage.training.code.owner import (
     bound_to,
     classes_below,
@@ -35,7 +33,7 @@ from hpstage.training.code.owner import (
 )
 from hpstage.training.code.patches import operators
 from hpstage.training.code.registrations import registrations_of
-from hpstage.training.code.source import ABSENT, as_written, code_of, submodules_of, version_of
+from hpstage.training.code.source import ABSENT, as_written, code_of, see_as_written, submodules_of, version_of
 from hpstage.training.code.string_digest import hashed
 from hpstage.training.identity.entities import Entities, Entity
 from hpstage.training.identity.files import DataFiles

@@ -16,7 +16,7 @@ from optuna.trial import TrialState
 import hpstage
 from hpstage.algorithm import Algorithm
 from hpstage.algos import ASHA, FullTraining, Hyperband, PopulationBasedTraining, SuccessiveHalving
-from hpstage.checking.trials import draw
+from hpstage.checking.ways import draw
 from hpstage.errors import TrainingError, UsageError
 from hpstage.errors.arguments import in_tuple
 from hpstage.optuna.stage_tree_sampler import StageTreeSampler
