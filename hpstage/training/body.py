@@ -17,17 +17,9 @@ from types import CodeType, FrameType, GeneratorType
 from typing import Any, TypeVar
 
 from hpstage.errors import StateError
+from hpstage.training.capture import liveness
 from hpstage.training.capture.context_managers import letting_through, swallowing
 from hpstage.training.capture.kind import same_value
-from hpstage.training.capture.liveness import (
-    instructions_of,
-    keeps_only_variables,
-    live,
-    never_empty,
-    operands,
-    place,
-    written_first,
-)
 from hpstage.training.capture.measured import OnRequest, on_request
 from hpstage.training.capture.stateful import ITERATORS
 from hpstage.training.capture.stateless import LOCAL, excluding, to_exclude
@@ -130,25 +122,22 @@ class Body:
     def pause(self, passed_by: Collection[str]) -> Pause:
         """Return where the user's functions are paused, and their variables that may matter except ``passed_by``."""
         frames = list(self._frames())
-        places, variables = [], []
+        places = [(frame.f_code, liveness.place(frame.f_code, frame.f_lasti)) for frame in frames]
+        variables = []
         settable = bool(frames) and all(
-            keeps_only_variables(frame.f_code, place(frame.f_code, frame.f_lasti), innermost=not index)
-            for index, frame in enumerate(frames)
+            liveness.keeps_only_variables(code, at, innermost=not index) for index, (code, at) in enumerate(places)
         )
-        for index, frame in enumerate(frames):
-            code, held = frame.f_code, _locals(frame)
-            at = place(code, frame.f_lasti)
-            places.append((code, at))
+        for index, (frame, (code, at)) in enumerate(zip(frames, places, strict=True)):
+            held, innermost, outermost = _locals(frame), not index, index == len(frames) - 1
             runs = frozenset(name for name, value in held.items() if isinstance(value, Run))
-            entered = never_empty(code, runs, counted="enumerate" not in frame.f_globals)
-            matter = partial(live, code, at, innermost=not index, outermost=index == len(frames) - 1, entered=entered)
+            entered = liveness.never_empty(code, runs, counted="enumerate" not in frame.f_globals)
+            matter = partial(liveness.live, code, at, innermost=innermost, outermost=outermost, entered=entered)
             bound = matter(untaken=swallowing(code))
-            fresh = written_first(code, at, outermost=index == len(frames) - 1, runs=runs) if not index else frozenset()
-            for name in sorted(matter(untaken=letting_through(frame, held)) | operands(code, at)):
+            fresh = liveness.written_first(code, at, outermost=outermost, runs=runs) if innermost else frozenset()
+            for name in sorted(matter(untaken=letting_through(frame, held)) | liveness.operands(code, at)):
                 value = held.get(name, MISSING)
                 if name not in passed_by and not isinstance(value, Run | Steps):
-                    can_be_set = settable and not index
-                    variables.append(Variable(name, code, value, name in bound, fresh, can_be_set))
+                    variables.append(Variable(name, code, value, name in bound, fresh, settable and innermost))
         if frames and self._around is None:
             self._around = _around_steps(frames[0], [*self._stack()])
         for name, one in self._around or ():
@@ -215,7 +204,7 @@ class Body:
     def _on_request(self) -> Iterator[tuple[FrameType, OnRequest]]:
         for frame in self._frames():
             runs = frozenset(name for name, value in _locals(frame).items() if isinstance(value, Run))
-            yield frame, on_request(frame.f_code, place(frame.f_code, frame.f_lasti), runs)
+            yield frame, on_request(frame.f_code, liveness.place(frame.f_code, frame.f_lasti), runs)
 
     def write(self, values: dict[str, object], unset: Mapping[str, str]) -> None:
         """Set local variables of the innermost of the user's functions. Call it in their thread.
@@ -258,8 +247,8 @@ class Body:
 def _around_steps(frame: FrameType, stack: Sequence[FrameType]) -> list[tuple[str, object]]:
     """Return by name the iterators that a loop puts around its steps: ``zip(run.steps(), ...)``. They are no variables,
     and those zipped with the steps advance with them."""
-    instructions = instructions_of(frame.f_code)
-    at = place(frame.f_code, frame.f_lasti)
+    instructions = liveness.instructions_of(frame.f_code)
+    at = liveness.place(frame.f_code, frame.f_lasti)
     before = [item for item in instructions if item.offset <= at and item.opname not in ("PRECALL", "CACHE")]
     while before and before[-1].opname != "GET_ITER":
         before.pop()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import dis
 import functools
 import inspect
 import types
@@ -16,7 +15,7 @@ from dis import Instruction
 from itertools import pairwise
 from types import CodeType, FrameType
 
-from hpstage.training.capture.liveness import instructions_of, names_at
+from hpstage.training.capture.liveness import handlers, instructions_of, names_at
 from hpstage.training.code.namespaces import MISSING
 
 _LET_THROUGH = ("torch", "tqdm", "warnings", "threading", "_thread", "io", "_io")
@@ -81,14 +80,11 @@ def _returns_nothing(code: CodeType) -> bool:
 def _blocks(code: CodeType) -> list[tuple[int, list[str], bool]]:
     """List for each block the jump's offset, the names leading to its context manager, and whether that is called."""
     instructions = instructions_of(code)
-    entries = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
-    starts = {instruction.offset: index for index, instruction in enumerate(instructions)}
     found = []
     for index, instruction in enumerate(instructions[:-1]):
         if instruction.opname != "BEFORE_WITH":
             continue
-        within = instructions[index + 1].offset
-        for handler in (starts[entry.target] for entry in entries if entry.start <= within < entry.end):
+        for handler in handlers(code, instructions[index + 1].offset):
             if instructions[handler + 1].opname == "WITH_EXCEPT_START":
                 found.append((_jump(instructions, handler + 1), *names_at(instructions, index - 1)))
     return found

@@ -77,12 +77,11 @@ def live(
             other instruction that may run code of anybody reads what functions nested in ``code`` read.
         but: indices of instructions whose own accesses do not count.
     """
-    instructions = instructions_of(code)
-    starts = {instruction.offset: index for index, instruction in enumerate(instructions)}
+    instructions, starts = instructions_of(code), starts_of(code)
     paused = starts[offset]
     cut = frozenset((jump, False) for jump in untaken)
     after = [list(_successors(instructions, index, starts, cut)) for index in range(len(instructions))]
-    on_error = [_handlers(code, instruction.offset, starts) for instruction in instructions]
+    on_error = [handlers(code, instruction.offset) for instruction in instructions]
     for begins in entered:
         after[starts[begins]] = [starts[begins] + 2]  # behind FOR_ITER
     loop = instructions[paused].opname == "FOR_ITER"
@@ -144,6 +143,12 @@ def instructions_of(code: CodeType) -> Sequence[Instruction]:
     return list(dis.get_instructions(code))
 
 
+@functools.lru_cache(_REMEMBERED)
+def starts_of(code: CodeType) -> dict[int, int]:
+    """Return the indices of the instructions by their offsets."""
+    return {instruction.offset: index for index, instruction in enumerate(instructions_of(code))}
+
+
 def reachable(code: CodeType, offset: int, *, cut: Cut = frozenset(), handled: bool = True) -> frozenset[int]:
     """Return the indices of the instructions that may be executed after that at ``offset``.
 
@@ -151,25 +156,17 @@ def reachable(code: CodeType, offset: int, *, cut: Cut = frozenset(), handled: b
         cut: jumps that have one way only.
         handled: whether exceptions are raised and handled.
     """
-    instructions = instructions_of(code)
-    starts = {instruction.offset: index for index, instruction in enumerate(instructions)}
+    instructions, starts = instructions_of(code), starts_of(code)
     found: set[int] = set()
     todo = [starts[offset]]
     while todo:
         index = todo.pop()
-        for following in (
-            *_successors(instructions, index, starts, cut),
-            *(_handlers(code, instructions[index].offset, starts) if handled else ()),
-        ):
+        on_error = handlers(code, instructions[index].offset) if handled else ()
+        for following in (*_successors(instructions, index, starts, cut), *on_error):
             if following not in found:
                 found.add(following)
                 todo.append(following)
     return frozenset(found)
-
-
-@functools.lru_cache(_REMEMBERED)
-def always_after(code: CodeType, offset: int) -> AlwaysAfter:
-    return AlwaysAfter(code, offset)
 
 
 class AlwaysAfter:
@@ -177,8 +174,7 @@ class AlwaysAfter:
     (Allen: Control flow analysis, 1970: postdominators). Exceptions are ignored, and so is what does not lead there."""
 
     def __init__(self, code: CodeType, offset: int) -> None:
-        instructions = instructions_of(code)
-        self._starts = {instruction.offset: index for index, instruction in enumerate(instructions)}
+        instructions, self._starts = instructions_of(code), starts_of(code)
         self._paused = self._starts[offset]
         every = [list(_successors(instructions, at, self._starts, frozenset())) for at in range(len(instructions))]
         leading = _leading_to(self._paused, every)
@@ -210,6 +206,9 @@ class AlwaysAfter:
         return frozenset(found)
 
 
+always_after = functools.lru_cache(_REMEMBERED)(AlwaysAfter)
+
+
 def _successors(instructions: Sequence[Instruction], index: int, starts: dict[int, int], cut: Cut) -> Iterator[int]:
     instruction = instructions[index]
     at = instruction.offset
@@ -219,14 +218,15 @@ def _successors(instructions: Sequence[Instruction], index: int, starts: dict[in
         yield starts[instruction.argval]
 
 
-def _handlers(code: CodeType, offset: int, starts: dict[int, int]) -> list[int]:
-    return [starts[target] for start, end, target in _exception_entries(code) if start <= offset < end]
+def handlers(code: CodeType, offset: int) -> list[int]:
+    """Return the indices of the instructions where exceptions of the one at ``offset`` are handled."""
+    return [target for start, end, target in _exception_entries(code) if start <= offset < end]
 
 
 @functools.lru_cache(_REMEMBERED)
 def _exception_entries(code: CodeType) -> list[tuple[int, int, int]]:
-    entries = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
-    return [(entry.start, entry.end, entry.target) for entry in entries]
+    entries, starts = dis.Bytecode(code).exception_entries, starts_of(code)  # type: ignore[attr-defined]
+    return [(entry.start, entry.end, starts[entry.target]) for entry in entries]
 
 
 def _leading_to(paused: int, ways: Sequence[Sequence[int]]) -> Sequence[int]:
