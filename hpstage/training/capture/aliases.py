@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import compress
 from typing import Any
 
@@ -35,16 +35,9 @@ class Places:
         # Memory in which no value of the base lies any more is written by nobody else.
         written = {id(record.content.storage) for record in now if _is_plain(record) and record.obj in base}
         is_old = [record.content.storage is None or id(record.content.storage) in written for record in before]
-        self._old = _Blocks(
-            [(*_block(record.obj, record.content.storage), record.path) for record in compress(before, is_old)]
-        )
-        self._left = _Blocks(
-            [
-                (*_block(record.obj, record.content.storage), record.path)
-                for record, old in zip(before, is_old, strict=True)
-                if not old and record.obj in now
-            ]
-        )
+        self._old = _Blocks(_blocks_of(compress(before, is_old)))
+        left = compress(before, (not old for old in is_old))
+        self._left = _Blocks(_blocks_of(record for record in left if record.obj in now))
         extents = []
         for record in now:
             if _is_plain(record) and _is_new(record, base):
@@ -61,12 +54,9 @@ class Places:
 
     def admit(self, local: Survey, now: Survey) -> None:
         """From now on, also locate values in the memory of those of these objects that are still in it."""
-        blocks = [
-            (*_block(record.obj, record.content.storage), record.path)
-            for record in local
-            if _is_plain(record) and record.obj in now and not _is_new(now.records[id(record.obj)], local)
-        ]
-        self._old = _Blocks([*self._old.blocks, *blocks])
+        present = (record for record in local if _is_plain(record) and record.obj in now)
+        kept = (record for record in present if not _is_new(now.records[id(record.obj)], local))
+        self._old = _Blocks([*self._old.blocks, *_blocks_of(kept)])
 
     def of(self, obj: Any) -> tuple[Any, ...] | None:
         """Return where ``obj`` is as a plain value, or ``None`` if it shares no memory.
@@ -117,8 +107,7 @@ def _exposed(record: Record) -> Extent | None:
 
 def holding(survey: Survey) -> Callable[[Any], bool]:
     """Return a function that says whether a tensor or array is in memory that the survey contains."""
-    records = filter(_is_plain, survey)
-    blocks = _Blocks([(*_block(record.obj, record.content.storage), record.path) for record in records])
+    blocks = _Blocks(_blocks_of(filter(_is_plain, survey)))
 
     def held(obj: Any) -> bool:
         extent = _extent(obj)
@@ -260,6 +249,10 @@ def _block(obj: Any, storage: Any = None) -> Extent:
     while isinstance(root.base, numpy().ndarray):
         root = root.base
     return _extent(root) or (0, 0)
+
+
+def _blocks_of(records: Iterable[Record]) -> list[tuple[int, int, Any]]:
+    return [(*_block(record.obj, record.content.storage), record.path) for record in records]
 
 
 def _memory(start: int, end: int, owner: Any) -> Any:
