@@ -34,7 +34,7 @@ from hpstage.errors.arguments import (
     text,
     whole,
 )
-from hpstage.errors.text import aligned, count_of, duration, folded, size, table, worker_hours
+from hpstage.errors.text import aligned, count_of, duration, folded, rate, size, table, worker_hours
 from hpstage.execution.simulated_cluster import Disruptions
 from hpstage.optuna.ledger import samplers
 from hpstage.optuna.quiet import quiet_optuna
@@ -49,6 +49,7 @@ from hpstage.search.request import ALGORITHM, BLIND
 
 # Samplers that stop once they have proposed everything.
 _ENDING = (optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler)
+_count = "{:,.0f}".format
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +138,11 @@ class Preflight:
             ("trials", self.trials.text(_count)),
             ("steps requested", self.steps_asked.text(_count)),
             ("unique steps", self.steps_unique.text(_count)),
-            ("merge rate", self.merge_rate.text(_ratio)),
+            ("merge rate", self.merge_rate.text(rate)),
         ]
         if self.steps_trained != self.steps_unique:
             rows.insert(3, ("steps trained", self.steps_trained.text(_count)))
-        if (by_cost := self.cost_weighted_merge_rate.text(_ratio)) != rows[-1][1]:
+        if (by_cost := self.cost_weighted_merge_rate.text(rate)) != rows[-1][1]:
             rows.append(("by cost", by_cost))
         if self.timed:
             rows += [
@@ -466,11 +467,3 @@ def _check_states(n_trials: int, steps: int, every: float) -> None:
             f"steps is {steps}: {n_trials:,} trials that keep a state every {every:,.0f} steps keep more than "
             f"{_STATES:,} in all; give a larger checkpoint_every, or fewer n_trials"
         )
-
-
-def _count(number: float) -> str:
-    return f"{number:,.0f}"
-
-
-def _ratio(number: float) -> str:
-    return f"{number:.2f}"
