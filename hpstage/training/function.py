@@ -61,7 +61,7 @@ class FunctionTrainable(Adapter):
         self._initial: dict[str, Scalar] = {}
         self._announced: bool | None = None
         self._body: Body | None = None
-        self._finalizer: Callable[[], object] = _nothing
+        self._finalizer: Callable[[], object] = lambda: None
         self._entered: Pause | None = None
         self._unmeasured: Mapping[str, Any] | None = None  # the state just loaded, whose metrics are not known
         self._attached: dict[str, Any] = {}
@@ -284,7 +284,3 @@ def _batches(loaders: dict[str, Any], run: Run, data: Any, batch_size: int | Non
     from hpstage.torch.loading.in_functions import batches_of
 
     return batches_of(loaders, run, data, batch_size, num_workers)
-
-
-def _nothing() -> None:
-    """Do nothing: there is nothing to close."""

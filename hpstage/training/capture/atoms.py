@@ -19,10 +19,6 @@ from hpstage.training.capture.kind import numpy
 Parts = tuple[Any, ...]
 
 
-def _zone(value: datetime.timezone) -> Parts:
-    return value.utcoffset(None), value.tzname(None)
-
-
 def _zoned(offset: Any, name: Any) -> datetime.timezone:
     unnamed = datetime.timezone(offset)
     return unnamed if name == unnamed.tzname(None) else datetime.timezone(offset, name)
@@ -32,12 +28,8 @@ def _clock(value: Any) -> Parts:
     return value.hour, value.minute, value.second, value.microsecond, value.tzinfo, value.fold
 
 
-def _time(*parts: Any) -> datetime.time:
-    return datetime.time(*parts[:-1], fold=parts[-1])
-
-
-def _moment(*parts: Any) -> datetime.datetime:
-    return datetime.datetime(*parts[:-1], fold=parts[-1])
+def _folded(kind: Any) -> Callable[..., Any]:
+    return lambda *parts: kind(*parts[:-1], fold=parts[-1])
 
 
 def _day(value: Any) -> Parts:
@@ -51,11 +43,7 @@ _BY_NAME: dict[str, tuple[type, Callable[[Any], Parts], Callable[..., Any]]] = {
     "complex": (complex, lambda value: (value.real, value.imag), complex),
     "range": (range, lambda value: (value.start, value.stop, value.step), range),
     "slice": (slice, lambda value: (value.start, value.stop, value.step), slice),
-    "fraction": (
-        fractions.Fraction,
-        lambda value: (value.numerator, value.denominator),
-        fractions.Fraction,
-    ),
+    "fraction": (fractions.Fraction, lambda value: (value.numerator, value.denominator), fractions.Fraction),
     "decimal": (decimal.Decimal, lambda value: (str(value),), decimal.Decimal),
     "path": (pathlib.PosixPath, lambda value: (str(value),), pathlib.Path),
     "pure path": (pathlib.PurePosixPath, lambda value: (str(value),), pathlib.PurePosixPath),
@@ -63,14 +51,14 @@ _BY_NAME: dict[str, tuple[type, Callable[[Any], Parts], Callable[..., Any]]] = {
     "format": (struct.Struct, lambda value: (value.format,), struct.Struct),
     "uuid": (uuid.UUID, lambda value: (value.int,), lambda number: uuid.UUID(int=number)),
     "date": (datetime.date, _day, datetime.date),
-    "time": (datetime.time, _clock, _time),
-    "datetime": (datetime.datetime, lambda value: (*_day(value), *_clock(value)), _moment),
+    "time": (datetime.time, _clock, _folded(datetime.time)),
+    "datetime": (datetime.datetime, lambda value: (*_day(value), *_clock(value)), _folded(datetime.datetime)),
     "timedelta": (
         datetime.timedelta,
         lambda value: (value.days, value.seconds, value.microseconds),
         datetime.timedelta,
     ),
-    "timezone": (datetime.timezone, _zone, _zoned),
+    "timezone": (datetime.timezone, lambda value: (value.utcoffset(None), value.tzname(None)), _zoned),
 }
 _NAMES = {kind: name for name, (kind, _, _) in _BY_NAME.items()}
 
