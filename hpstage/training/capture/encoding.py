@@ -18,7 +18,7 @@ from typing import Any
 
 from hpstage.checkpoints import jax_arrays, leaves
 from hpstage.errors import StateError
-from hpstage.training.capture import allowed, rebuilt, refusals, registered
+from hpstage.training.capture import allowed, rebuilt, refusals
 from hpstage.training.capture.aliases import Places, holding
 from hpstage.training.capture.allowed import CONTAINERS, RANDOM, Method, creatable, may_be_given, method_of
 from hpstage.training.capture.atoms import described_wholly, description, parts_of
@@ -28,6 +28,7 @@ from hpstage.training.capture.generators import Generators
 from hpstage.training.capture.kind import SMALLEST_ADDRESS, is_atom, items_of, numpy, same_value, torch
 from hpstage.training.capture.kinds import RANDOM_STATE, kind_of
 from hpstage.training.capture.on_disk import where_file_is, where_map_is
+from hpstage.training.capture.settings import refused_registration
 from hpstage.training.capture.stateful import RandomSource, stands_only
 from hpstage.training.capture.stateless import excluding
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey
@@ -136,7 +137,7 @@ class Encoder:
         if kind == "values":
             return kind, *self._place(record, content)
         if kind == "registrations":
-            raise registered.refusal(record.content, content)
+            raise refused_registration(record.content, content)
         raise refusals.unmoving(record)
 
     def leave(self, changed: dict[str, Plain], answered: list[Record]) -> None:

@@ -20,8 +20,7 @@ from typing import Any
 from hpstage.training.capture import containers, instances, pointees, stateful, values
 from hpstage.training.capture.generators import generators
 from hpstage.training.capture.kind import RUNNERS, Kind, Opaque, is_atomic, numpy, torch
-from hpstage.training.capture.registered import OfClasses, Registrations
-from hpstage.training.capture.settings import OfProcess, Settings
+from hpstage.training.capture.settings import OfClasses, OfProcess, Registrations, Settings
 from hpstage.training.code.attributes import has_dict, has_own_memory, slots_of
 from hpstage.training.code.imports import Modules
 from hpstage.training.code.namespaces import ClassAttributes, LibraryNames, Slot

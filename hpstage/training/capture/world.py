@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any
 
 from hpstage.errors import StateError
-from hpstage.training.capture import registered
+from hpstage.training.capture import settings
 from hpstage.training.capture.class_dicts import ClassDicts
 from hpstage.training.capture.decoding import Decoder
 from hpstage.training.capture.encoding import ANSWERED, Encoder, is_answered
@@ -26,7 +26,6 @@ from hpstage.training.capture.kinds import CACHE, MODULES, STORAGE, VALUES
 from hpstage.training.capture.malformed import cannot_be_read
 from hpstage.training.capture.portrait import texts_of
 from hpstage.training.capture.refusals import held_by_nothing
-from hpstage.training.capture.settings import PATH, SETTINGS, compile_by_arguments_only, has_new_handle, hooks_of_all
 from hpstage.training.capture.stateful import arguments_kept, results_kept
 from hpstage.training.capture.stateless import excluding, joined
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey, plainly
@@ -69,14 +68,14 @@ class World:
         self._shared: ClassDicts | None = None
 
     def _all_roots(self) -> Iterator[tuple[str, object]]:
-        compile_by_arguments_only()  # torch may have been imported, or set to compile, since the last survey
+        settings.compile_by_arguments_only()  # torch may have been imported, or set to compile, since the last survey
         yield from self._roots()
         yield from self.patches()
         refuse_modes()
         if torch() is not None:
-            yield from hooks_of_all()
+            yield from settings.hooks_of_all()
             yield from libraries()
-        yield from ((PATH, SETTINGS), (registered.PATH, registered.REGISTRATIONS))
+        yield from ((settings.PATH, settings.SETTINGS), (settings.REGISTERED, settings.REGISTRATIONS))
 
     def take_patches(self, patched: Iterable[tuple[str, object]]) -> None:
         """Set the user's functions and classes in libraries, by place, as they were before the first setup."""
@@ -234,10 +233,10 @@ class World:
                     values[record.path] = storable(record.obj)
                     if content is before or content.same_place(before):
                         continue
-                if record.obj is SETTINGS:
+                if record.obj is settings.SETTINGS:
                     # Only settings that training has changed: the others belong to the process. torch also counts its
                     # own hooks, those of what it compiles, whose number is arbitrary.
-                    hooked = any(path.endswith("_hooks") for path in changed) or has_new_handle(reached, base)
+                    hooked = any(path.endswith("_hooks") for path in changed) or settings.has_new_handle(reached, base)
                     content = {
                         name: value
                         for name, value in content.items()
