@@ -302,11 +302,7 @@ class World:
             _put_back(record, "a fork would begin with what other training has left", values=values)
 
     def _refuse_caches_of_state(self, base: Survey, now: Survey) -> None:
-        """Check that the arguments cached functions have kept since setup are unchanged: their results are no state.
-
-        Raises:
-            StateError: an argument has changed. The message names it.
-        """
+        """Refuse that arguments which cached functions have kept since setup change: their results are no state."""
         for record in now:
             if record.kind is not CACHE or record is base.records.get(id(record.obj)):
                 continue
@@ -320,11 +316,7 @@ class World:
                     )
 
     def _watch(self, cached: Iterable[Record]) -> None:
-        """Check that objects kept by cached functions are unchanged: they are no state, but depend on arguments alone.
-
-        Raises:
-            StateError: an object has changed. The message names it.
-        """
+        """Refuse that objects which cached functions keep change: they are no state, but depend on arguments alone."""
         for record in cached:
             known = self._cached.get(id(record.obj))
             if known is None:
@@ -399,32 +391,28 @@ class World:
 
     def _warn_once(self, record: Record, what: str) -> None:
         """Warn once that a change is not kept: it may be a cache, recreated each time, or something training needs."""
-        present = record.read()
-        before, now = dict(record.kind.children(record.content)), dict(record.kind.children(present))
-        made = [record.path + label for label in now if label not in before]
         if record.path in self._warned:
             return
-        if not made:
-            if record.kind.name == "attributes":
-                name = next((name for name in present if not _same(record.content, present, name)), None)
-                if name is not None and name != "training":  # changes by model.eval() are expected
-                    self._warned.add(record.path)
-                    logger.warning(
-                        "%s has changed %s.%s. The change is undone, so that training does not depend on when it is "
-                        "called. Update values that training uses, such as a scheduler or a best value, in a training "
-                        "step",
-                        what,
-                        record.path,
-                        name,
-                    )
-            return
+        present = record.read()
+        before, now = dict(record.kind.children(record.content)), dict(record.kind.children(present))
+        made = next((label for label in now if label not in before), None)
+        if made is not None:
+            message = (
+                f"{what} has made {record.path}{made}. It is removed again, so that training does not depend on it; if "
+                f"it is a cache, make it in dataset() or __init__(), or name it in `stateless`"
+            )
+        else:
+            names = present if record.kind.name == "attributes" else ()
+            name = next((name for name in names if not _same(record.content, present, name)), None)
+            if name is None or name == "training":  # changes by model.eval() are expected
+                return
+            message = (
+                f"{what} has changed {record.path}.{name}. The change is undone, so that training does not depend on "
+                f"when it is called. Update values that training uses, such as a scheduler or a best value, in a "
+                f"training step"
+            )
         self._warned.add(record.path)
-        logger.warning(
-            "%s has made %s. It is removed again, so that training does not depend on it; if it is a cache, make it "
-            "in dataset() or __init__(), or name it in `stateless`",
-            what,
-            made[0],
-        )
+        logger.warning("%s", message)
 
     def sampled(self, known: Survey | None = None) -> Survey:
         """Survey everything as of now, with what shows whether values change. Records of unchanged objects are taken
