@@ -36,8 +36,7 @@ from hpstage.training.code.registrations import registrations_of
 from hpstage.training.code.source import ABSENT, as_written, code_of, see_as_written, submodules_of, version_of
 from hpstage.training.code.string_digest import hashed
 from hpstage.training.identity.entities import Entities, Entity
-from hpstage.training.identity.files import DataFiles
-from hpstage.training.identity.reads import found_at, paths_read
+from hpstage.training.identity.files import DataFiles, found_at, paths_read
 from hpstage.training.identity.values import Values, is_function, is_recorded_elsewhere, without_keys
 
 _FORMAT = "hpstage-code-2"
