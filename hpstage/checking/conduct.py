@@ -199,7 +199,6 @@ class _Found:
         self._records: dict[str, list[Record]] = {}
 
     def take(self, record: Record) -> None:
-        """Add the record of a finished run."""
         self._records.setdefault(record.name, []).append(record)
         if self._say is not None:
             begun = f" at {record.fork}" if record.fork else ""

@@ -182,7 +182,6 @@ class Preflight:
         return "" if self.gpu_price is None else f"{self.gpu_price * seconds / 3600:,.2f}"
 
     def _deadline(self) -> Iterator[str]:
-        """Yield which fleets make the deadline."""
         if self.deadline is None:
             return
         within = duration(self.deadline)
@@ -308,6 +307,8 @@ def preflight(
     if step_seconds is None:
         costs_given = {"evaluate_seconds": evaluate_seconds, "load_seconds": load_seconds, "save_seconds": save_seconds}
         _check_times({**costs_given, "deadline": deadline, "gpu_price": gpu_price, "disruptions": disruptions})
+    elif callable(step_seconds):
+        step_seconds = _checked(step_seconds)
     steps = longest(space, steps)
     if checkpoint_every is None and step_seconds is None:
         checkpoint_every = steps
@@ -315,11 +316,7 @@ def preflight(
         kept_every = checkpoint_every or max(1.0, _SAFETY / cast("float", step_seconds))
         _check_states(n_trials or len(points_of(space)) or 1, steps, kept_every)
     costs = Costs(
-        step_seconds=1.0
-        if step_seconds is None
-        else _checked(step_seconds)
-        if callable(step_seconds)
-        else step_seconds,
+        step_seconds=1.0 if step_seconds is None else step_seconds,
         evaluate_seconds=evaluate_seconds,
         load_seconds=load_seconds,
         save_seconds=save_seconds,
@@ -364,15 +361,8 @@ def preflight(
 
 
 class _Rehearsals:
-    """Rehearses a search on fleets, as often as metrics or chance may change its figures.
-
-    Args:
-        chain: the sampler, and those that it calls.
-        most: of one fleet.
-
-    Raises:
-        UsageError: nothing ends the search.
-    """
+    """Rehearses a search on fleets, as often as metrics or chance may change its figures, and ``most`` times on one.
+    ``chain``: the sampler, and those that it calls."""
 
     def __init__(self, search: Rehearsed, chain: Sequence[optuna.samplers.BaseSampler], most: int) -> None:
         listed = bool(points_of(search.space))

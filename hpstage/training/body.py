@@ -307,7 +307,6 @@ def _shown(whole: object, part: str) -> object:
 
 
 def _locals(frame: FrameType) -> dict[str, Any]:
-    """Return a frame's variables and their values."""
     variables: Any = frame.f_locals
     held = dict(variables)
     if type(variables) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:

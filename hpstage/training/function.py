@@ -221,7 +221,6 @@ class FunctionTrainable(Adapter):
         return self._body or self._begin(None)
 
     def _begin(self, state: Mapping[str, Any] | None) -> Body:
-        """Run the function up to its first step."""
         before = has_torch()
         body = self._run_to_loop(state)
         if has_torch() != before:

@@ -164,7 +164,6 @@ class Recorder:
         return StageLog(start, stop, series, output, left_out)
 
     def _read(self) -> None:
-        """Read the values that were copied."""
         pending, self._pending = self._pending, []
         for (step, name, _), value in zip(pending, _numbers([value for _, _, value in pending]), strict=True):
             column = self._columns.get(name)

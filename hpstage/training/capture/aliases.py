@@ -178,8 +178,6 @@ def _is_dense(obj: Any) -> bool:
 
 
 class _Blocks:
-    """Blocks of memory, each with an associated object."""
-
     def __init__(self, blocks: list[tuple[int, int, Any]]) -> None:
         self.blocks: list[tuple[int, int, Any]] = []
         for block in sorted(blocks, key=lambda block: (block[0], -block[1])):
@@ -262,7 +260,6 @@ def _memory(start: int, end: int, owner: Any) -> Any:
 
 
 def _bytes(owner: Any, start: int, end: int) -> Any:
-    """Copy a range of memory to an array."""
     if is_tensor(owner) and owner.device.type != "cpu":
         storage = owner.untyped_storage()
         part = look_at(storage, (end - start,), (1,), torch().uint8, start - storage.data_ptr())

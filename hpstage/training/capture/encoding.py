@@ -209,7 +209,6 @@ class Encoder:
             raise
 
     def _referred(self, path: str, value: Any) -> Plain:
-        """Encode what a weak reference refers to."""
         leads = not issubclass(type(value), type | types.ModuleType) and kind_of(value) is not None
         if leads and (value not in self._now or id(value) in self._now.weak):
             raise refusals.held_by_nothing(path)
@@ -283,7 +282,6 @@ class Encoder:
         raise refusals.made_in_training(path, value)
 
     def _fresh(self, path: str, value: Any) -> Plain:
-        """Encode an object created by training."""
         number = len(self._new)
         self._new[id(value)] = value, number
         self._views.refuse(path, value)

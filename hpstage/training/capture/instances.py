@@ -133,11 +133,7 @@ _OF_SCRIPT = "container of TorchScript's"
 
 
 def _by_tuples(name: str, value: Any) -> Any:
-    """Return a container of TorchScript's as a tuple of its type and what it holds.
-
-    Raises:
-        StateError: it holds something that cannot be inspected.
-    """
+    """Return a container of TorchScript's as a tuple of its type and what it holds, if that can be inspected."""
     kind = type(value)
     if kind is dict:
         return "dict", *((key, _by_tuples(name, item)) for key, item in value.items())

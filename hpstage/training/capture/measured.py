@@ -105,7 +105,6 @@ class _Function:
         return frozenset(it.argval for it in self._items if it.offset in followed and it.opname in _STORES)
 
     def _reads(self, items: Sequence[Instruction], at: int, name: str) -> bool:
-        """Return whether an instruction reads this attribute of a run."""
         if not at or items[at].argval != name or items[at].opname not in _ATTRIBUTES:
             return False
         before = next(item for item in reversed(items[:at]) if item.opname not in _BETWEEN)

@@ -165,7 +165,6 @@ def _not_of_main(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _is_main(test: ast.expr) -> bool:
-    """Return whether a condition says ``__name__ == "__main__"``."""
     parts = [*ast.walk(test)]
     named = any(isinstance(part, ast.Name) and part.id == "__name__" for part in parts)
     compared = any(isinstance(part, ast.Constant) and part.value == "__main__" for part in parts)
@@ -296,7 +295,6 @@ def _any_acts(functions: list[types.FunctionType]) -> bool:
 
 
 def _written(function: types.FunctionType, module: types.ModuleType) -> list[ast.AST]:
-    """Return the definitions of a function, or of a method, in its module."""
     bodies, nodes = [_tree(module).body], list[ast.AST]()
     for name in function.__qualname__.split("."):
         nodes = [node for body in bodies for node in body if getattr(node, "name", "") == name]
@@ -364,7 +362,6 @@ _WITH_NAMES_OF_THEIR_OWN = (
 
 
 def _bound_in(node: ast.AST) -> set[str]:
-    """Return the names that are bound anywhere in a statement or function."""
     found: set[str] = set()
     for part in ast.walk(node):
         if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load):

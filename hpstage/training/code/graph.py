@@ -220,7 +220,6 @@ class Graph:
             self._attributes(obj, stored, read)
 
     def _set_by(self, module: types.ModuleType | None, name: str) -> None:
-        """Add what a library's function of this name sets."""
         slot = None if module is None else accessed(module, name)
         if slot is not None:
             self.namespaces[id(slot.namespace), slot.path] = _once(module, slot)

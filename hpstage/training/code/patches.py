@@ -176,12 +176,7 @@ def _modules() -> tuple[frozenset[str], dict[str, types.ModuleType]]:
 
 
 class _Sought:
-    """Finds code and objects of the user's. Fast: there are hundreds of thousands of names.
-
-    Args:
-        users: names of the user's modules.
-        libraries: the libraries' modules.
-    """
+    """Finds code and objects of the user's modules. Fast: there are hundreds of thousands of names."""
 
     def __init__(self, users: frozenset[str], libraries: Iterable[types.ModuleType]) -> None:
         self._users = users

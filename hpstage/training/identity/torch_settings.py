@@ -80,7 +80,6 @@ def _is_plain(value: Any) -> bool:
 
 
 def _put(ask: Callable[[], Any], put: Callable[..., None], value: Any) -> None:
-    """Set a setting to a plain value."""
     try:
         kind: Any = type(ask())
     except RuntimeError:

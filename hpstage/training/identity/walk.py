@@ -207,7 +207,6 @@ class Walk:
         return " of ".join([text, *map(self.refer, functions)])
 
     def _script(self, target: Any) -> str:
-        """Visit a function or module in TorchScript. Return its reference."""
         if target not in self._entities:
             self._library("torch")
             name = str(getattr(target, "name", None) or getattr(target, "original_name", ""))
