@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 import types
@@ -26,10 +27,7 @@ def of_process() -> dict[str, Any]:
 
 
 class Generators:
-    """The generators that the modules of libraries hold."""
-
-    def __init__(self) -> None:
-        self._held: dict[int, str] | None = None
+    """The generators that the modules of libraries hold, as of the first of which the name is requested."""
 
     def named(self, path: str, value: object) -> str | None:
         """Return the name of a generator of the process; ``None`` for one that training has made.
@@ -40,14 +38,16 @@ class Generators:
         name = next((name for name, generator in of_process().items() if generator is value), None)
         if name is not None:
             return name
-        if self._held is None:
-            self._held = dict(_of_libraries())
         if (held := self._held.get(id(value))) is not None:
             raise StateError(
                 f"{path} holds the random generator {held}, which is not training's, and in a state it would be one "
                 f"that draws numbers of its own: keep a generator that you make and seed; {excluding(path)}"
             )
         return None
+
+    @functools.cached_property
+    def _held(self) -> dict[int, str]:
+        return dict(_of_libraries())
 
 
 def _of_libraries() -> Iterator[tuple[int, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -71,8 +72,6 @@ class Survey:
         self.paths: dict[str, Record] = {}
         self.named: dict[tuple[str | None, str], object] = {}
         """Functions and classes that were met as values, by module and name."""
-        self._addresses: dict[Any, str] | None = None
-        self._packages: frozenset[str] | None = None
         self.within_libraries: set[int] = set()
         """Ids of what objects of libraries hold that modules keep, such as the handles of a session."""
         self.cached: dict[int, Record] = {}
@@ -105,19 +104,17 @@ class Survey:
     def at_address(self, number: int) -> str | None:
         """Return the path of the object whose ``id()``, hash or memory address is a number, if it is one of those."""
         record = self.records.get(number) or self.records.get(number << 4)
-        if record is not None:
-            return record.path
-        if self._addresses is None:
-            values = (record for record in self if record.kind is VALUES and record.content.storage is not None)
-            self._addresses = {address_of(record.obj): record.path for record in values}
-        return self._addresses.get(number)
+        return self._addresses.get(number) if record is None else record.path
 
-    @property
+    @functools.cached_property
+    def _addresses(self) -> dict[Any, str]:
+        values = (record for record in self if record.kind is VALUES and record.content.storage is not None)
+        return {address_of(record.obj): record.path for record in values}
+
+    @functools.cached_property
     def packages(self) -> frozenset[str]:
         """The packages whose objects were met, by their attributes."""
-        if self._packages is None:
-            self._packages = frozenset(package_of(kind) for kind in {it.of for it in self if it.kind is INSTANCE})
-        return self._packages
+        return frozenset(package_of(kind) for kind in {it.of for it in self if it.kind is INSTANCE})
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records.values())

@@ -5,6 +5,7 @@ In a state, a view would be a copy of its own: what is written through it would 
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any
 
@@ -21,8 +22,6 @@ class Views:
 
     def __init__(self, now: Survey) -> None:
         self._now = now
-        self._arrays: list[Record] | None = None
-        self._attributes: dict[int, tuple[Any, list[Record]]] | None = None
 
     def refuse(self, path: str, value: object) -> None:
         """Check that an object made by training is no view of another.
@@ -31,7 +30,7 @@ class Views:
             StateError: it is one. The message names both.
         """
         if type(value) is dict:
-            _, owners = self._owners().get(id(value), (None, []))
+            _, owners = self._owners.get(id(value), (None, []))
             if owners:
                 raise StateError(
                     f"{path} is the `__dict__` of {owners[0].path}, kept by training, and in a state it would be a "
@@ -45,7 +44,7 @@ class Views:
                 f"{excluding(path)}"
             )
         if isinstance(value, numpy().ndarray) and value.dtype.hasobject:
-            for record in self._of_objects():
+            for record in self._of_objects:
                 if record.obj is not value and numpy().may_share_memory(record.obj, value):
                     raise StateError(
                         f"{path} is an array of objects that training has made as a view, of the memory of "
@@ -75,30 +74,29 @@ class Views:
             f"its own: change the attributes of the object instead; {excluding(record.path)}"
         )
 
+    @functools.cached_property
     def _of_objects(self) -> list[Record]:
-        if self._arrays is None:
-            self._arrays = [record for record in self._now if record.kind.name == "objects"]
-        return self._arrays
+        return [record for record in self._now if record.kind.name == "objects"]
 
     def _shared(self, value: object, own: dict[str, Any]) -> str | None:
         """Return what else this ``__dict__`` of an object is: that of another one, or a dict that is met by itself."""
-        _, owners = self._owners().get(id(own), (None, []))
+        _, owners = self._owners.get(id(own), (None, []))
         for owner in owners:
             if owner.obj is not value:
                 return f"that of {owner.path}"
         met = self._now.path_of(own)
         return None if met == f"{self._now.path_of(value)}.__dict__" else met
 
+    @functools.cached_property
     def _owners(self) -> dict[int, tuple[Any, list[Record]]]:
         """Return the dicts in which objects keep their attributes, each with those objects, by its id. They are kept:
         a class may make another one whenever it is read, and a dict of training's could then get its id."""
-        if self._attributes is None:
-            self._attributes = {}
-            for record in self._now:
-                own = _attributes_of(record.obj)
-                if own is not None:
-                    self._attributes.setdefault(id(own), (own, []))[1].append(record)
-        return self._attributes
+        found: dict[int, tuple[Any, list[Record]]] = {}
+        for record in self._now:
+            own = _attributes_of(record.obj)
+            if own is not None:
+                found.setdefault(id(own), (own, []))[1].append(record)
+        return found
 
 
 def _attributes_of(obj: Any) -> dict[str, Any] | None:
