@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -64,13 +63,12 @@ _decode = msgspec.json.Decoder(Certificate).decode
 
 def certificate_of(trial: PlannedTrial, header: PlanCreated) -> Certificate:
     """Return the certificate of a trial up to its last result."""
-    schedules: Mapping[str, Schedule] = trial.schedules
     return Certificate(
         format=_FORMAT,
         hpstage=version("hpstage"),
         trial=trial.id,
         steps=trial.answered,
-        schedules={name: schedule.until(trial.answered) for name, schedule in schedules.items()},
+        schedules={name: schedule.until(trial.answered) for name, schedule in trial.schedules.items()},
         described=header.described,
         loaded=header.loaded,
         states=[

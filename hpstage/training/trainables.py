@@ -120,14 +120,10 @@ class Keyed(Adapter):
         self._world = world_of(stateless_of(subject), lambda: [("self", subject)])
         self._changes = Changes(self._world)
         self.unverified, self.verified = self._changes.unverified, self._changes.verified
-        for name in ("synchronize", "announce"):
+        for name in ("synchronize", "announce", "describe_data", "describe_environment"):
             method = getattr(subject, name, None)
             if callable(method):
-                setattr(self, name, method)
-        for name in ("describe_data", "describe_environment"):
-            method = getattr(subject, name, None)
-            if callable(method):
-                setattr(self, name, self._borrowed.within(method))
+                setattr(self, name, self._borrowed.within(method) if name.startswith("describe") else method)
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
         before = has_torch()

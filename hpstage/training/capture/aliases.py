@@ -203,20 +203,14 @@ def _is_new(record: Record, base: Survey) -> bool:
 
 def _shared(extents: list[tuple[int, int, Any]]) -> list[tuple[int, int, Any]]:
     """Return the unions of overlapping extents, each with one of its objects; drop extents that overlap no other."""
-    found: list[tuple[int, int, Any]] = []
-    count = 0
+    found: list[tuple[int, int, Any, int]] = []
     for start, end, obj in sorted(extents, key=lambda extent: extent[:2]):
         if found and start < found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1]), found[-1][2]
-            count += 1
+            begin, last, owner, count = found[-1]
+            found[-1] = begin, max(end, last), owner, count + 1
         else:
-            if found and count == 1:
-                found.pop()
-            found.append((start, end, obj))
-            count = 1
-    if found and count == 1:
-        found.pop()
-    return found
+            found.append((start, end, obj, 1))
+    return [(start, end, owner) for start, end, owner, count in found if count > 1]
 
 
 def _extent(obj: Any) -> Extent | None:

@@ -8,7 +8,6 @@ import functools
 import sys
 import types
 from collections.abc import Iterator
-from dis import Instruction
 from typing import Any
 
 from hpstage.errors import StateError
@@ -88,7 +87,8 @@ def _begins_empty(kind: type, name: str) -> bool:
     if module is None or code is None:
         return False
     bodies = [operations_of(part) for part in inner(code) if part.co_qualname == kind.__qualname__]
-    bound = [(body, at) for body in bodies for at, item in enumerate(body) if _binds(item, name)]
+    stored = "STORE_NAME", name
+    bound = [(body, at) for body in bodies for at, item in enumerate(body) if (item.opname, item.argval) == stored]
     if len(bound) != 1:
         return False
     body, at = bound[0]
@@ -97,7 +97,3 @@ def _begins_empty(kind: type, name: str) -> bool:
     return made.arg == 0 and (
         made.opname == "BUILD_MAP" or (made.opname == "CALL" and made_by.opname == "LOAD_NAME" and called is dict)
     )
-
-
-def _binds(item: Instruction, name: str) -> bool:
-    return item.opname == "STORE_NAME" and item.argval == name

@@ -317,7 +317,8 @@ class Encoder:
             return "generator of process", number, source, RandomSource().read(value, frozenset())
         source = next((name for name, source in RANDOM.items() if source() is kind), None)
         if source is not None:
-            return "random", number, source, RandomSource().read(value, frozenset()), _device(value)
+            device = "" if getattr(value, "device", None) is None else device_of(value)
+            return "random", number, source, RandomSource().read(value, frozenset()), device
         if kind is arrays.random.Generator or issubclass(kind, arrays.random.BitGenerator):
             return self._numbers(path, number, value)
         name = kind.__module__, name_of(kind)
@@ -467,7 +468,3 @@ class Encoder:
 
 def is_answered(plain: Plain) -> bool:
     return type(plain) is tuple and len(plain) == 1 and plain[0] == ANSWERED[0]
-
-
-def _device(value: Any) -> str:
-    return "" if getattr(value, "device", None) is None else device_of(value)

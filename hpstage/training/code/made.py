@@ -30,11 +30,7 @@ def functions_into(target: Any) -> Iterator[FunctionType]:
         # numpy.frompyfunc keeps the function where only the garbage collector sees it.
         held = [*getattr(target, "__dict__", {}).values(), *gc.get_referents(target)]
         held += [item for table in held if isinstance(table, dict) for item in table.values()]
-    seen: set[int] = set()
-    for function in held:
-        if isinstance(function, FunctionType) and id(function) not in seen:
-            seen.add(id(function))
-            yield function
+    yield from dict.fromkeys(part for part in held if isinstance(part, FunctionType))
 
 
 def is_script(value: object) -> bool:
