@@ -22,7 +22,7 @@ from hpstage.training.capture.generators import generators
 from hpstage.training.capture.kind import RUNNERS, Kind, Opaque, is_atomic, numpy, torch
 from hpstage.training.capture.settings import OfClasses, OfProcess, Registrations, Settings
 from hpstage.training.code.attributes import has_dict, has_own_memory, slots_of
-from hpstage.training.code.imports import Modules
+from hpstage.training.code.lookups import Modules
 from hpstage.training.code.namespaces import ClassAttributes, LibraryNames, Slot
 from hpstage.training.code.owner import by_type, is_users_code, module_of
 

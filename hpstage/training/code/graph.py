@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import Any
 from weakref import WeakValueDictionary
 
-from hpstage.training.code import imports
+from hpstage.training.code import lookups
 from hpstage.training.code.bytecode import Imported, cells_of, inner, references
 from hpstage.training.code.made import functions_into
 from hpstage.training.code.names import attributes_stored_in, holders_stored_to, names_in, stored_in, texts_in
@@ -39,7 +39,7 @@ OF_CODE = re.compile(r"[\w.]+:")
 
 _PARTS = {"__code__", "__defaults__", "__kwdefaults__"}
 
-Namespace = Slot | ClassAttributes | imports.Modules
+Namespace = Slot | ClassAttributes | lookups.Modules
 
 
 class Graph:
@@ -157,13 +157,13 @@ class Graph:
         """Add modules that a function imports by a string, and those that it takes from ``sys.modules``; and all
         globals if it takes them by text."""
         code, names = function.__code__, names_in(function.__code__)
-        texts = [found for part in inner(code) for found in imports.imported(part, function.__globals__)]
+        texts = [found for part in inner(code) for found in lookups.imported(part, function.__globals__)]
         for text, complete in texts:
             prefix = str(function.__globals__.get("__package__") or "") if text.startswith(".") else text
-            if text == imports.OWN:
+            if text == lookups.OWN:
                 prefix, complete = str(function.__globals__.get("__name__") or ""), False
             if not complete:
-                self.namespaces[id(imports.Modules), prefix] = _modules(prefix)
+                self.namespaces[id(lookups.Modules), prefix] = _modules(prefix)
             else:  # now: if training imported it later, its contents would not have been surveyed
                 self._todo.append(_imported(Imported(text)))
         if "modules" in names and "sys" in names:
@@ -284,7 +284,7 @@ def _imported(imported: Imported) -> object:
         return None
 
 
-_modules = functools.cache(imports.Modules)
+_modules = functools.cache(lookups.Modules)
 _SLOTS: WeakValueDictionary[tuple[int, str], Slot] = WeakValueDictionary()
 
 
