@@ -32,7 +32,7 @@ from hpstage.torch.trainable import TorchTrainable
 from hpstage.torch.trial_data import TrialData, set_hp
 from hpstage.training.adapter import Adapter, checked_metrics, is_subjects, stateless_of
 from hpstage.training.borrowed import Borrowed
-from hpstage.training.capture.malformed import cannot_be_read, see_form
+from hpstage.training.capture.refusals import cannot_be_read, see_form
 from hpstage.training.capture.unwatched import world_of
 from hpstage.training.identity import accelerators
 from hpstage.training.randomness import Purpose, rekey, seed_of

@@ -36,7 +36,7 @@ from hpstage.errors import StateError, StopTraining, TrainingError
 from hpstage.schedule import Scalar
 from hpstage.training.adapter import Adapter, checked_metrics, optimizers_in, stateless_of
 from hpstage.training.body import Body, Pause
-from hpstage.training.capture.malformed import Kinds, see_form
+from hpstage.training.capture.refusals import Kinds, see_form
 from hpstage.training.capture.stateless import LOCAL, stated_on
 from hpstage.training.capture.unwatched import world_of
 from hpstage.training.randomness import Purpose, has_torch, rekey, seed_of

@@ -24,8 +24,8 @@ from hpstage.training.capture.encoding import BUILTINS, Plain, is_answered
 from hpstage.training.capture.generators import of_process
 from hpstage.training.capture.kind import is_struct, numpy, torch
 from hpstage.training.capture.kinds import VALUES
-from hpstage.training.capture.malformed import cannot_be_read
 from hpstage.training.capture.on_disk import opened_file, opened_map
+from hpstage.training.capture.refusals import cannot_be_read
 from hpstage.training.capture.stateful import RandomSource
 from hpstage.training.capture.survey import Survey
 from hpstage.training.capture.values import duplicate, fill, is_tensor, move, restore_array

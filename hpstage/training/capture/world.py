@@ -23,9 +23,8 @@ from hpstage.training.capture.encoding import ANSWERED, Encoder, is_answered
 from hpstage.training.capture.guard import Guard
 from hpstage.training.capture.kind import same_value, torch
 from hpstage.training.capture.kinds import CACHE, MODULES, STORAGE, VALUES
-from hpstage.training.capture.malformed import cannot_be_read
 from hpstage.training.capture.portrait import texts_of
-from hpstage.training.capture.refusals import held_by_nothing
+from hpstage.training.capture.refusals import cannot_be_read, held_by_nothing
 from hpstage.training.capture.stateful import arguments_kept, results_kept
 from hpstage.training.capture.stateless import excluding, joined
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey, plainly
