@@ -305,8 +305,10 @@ def preflight(
     """
     algorithm = FullTraining() if algorithm is None else algorithm
     if step_seconds is None:
-        costs_given = {"evaluate_seconds": evaluate_seconds, "load_seconds": load_seconds, "save_seconds": save_seconds}
-        _check_times({**costs_given, "deadline": deadline, "gpu_price": gpu_price, "disruptions": disruptions})
+        given = {"evaluate_seconds": evaluate_seconds, "load_seconds": load_seconds, "save_seconds": save_seconds}
+        others = {"deadline": deadline, "gpu_price": gpu_price, "disruptions": disruptions}
+        if name := next((name for name, value in {**given, **others}.items() if value), ""):
+            raise UsageError(f"{name} needs step_seconds; without it, times are in steps")
     elif callable(step_seconds):
         step_seconds = _checked(step_seconds)
     steps = longest(space, steps)
@@ -441,13 +443,6 @@ def _checked(step_seconds: StepSeconds) -> StepSeconds:
         return answer.of(f"step_seconds({dict(values)})", found)  # type: ignore[no-any-return]
 
     return ask
-
-
-def _check_times(given: Mapping[str, object]) -> None:
-    """Raise :class:`UsageError` for arguments that mean nothing where times are in steps."""
-    for name, value in given.items():
-        if value:
-            raise UsageError(f"{name} needs step_seconds; without it, times are in steps")
 
 
 def _check_states(n_trials: int, steps: int, every: float) -> None:

@@ -96,7 +96,8 @@ def creatable(base: Survey, module: str, qualname: str) -> type | None:
     if not isinstance(kind, type):
         return None
     met = (module, qualname) in base.named and (is_users_code(kind) or dataclasses.is_dataclass(kind))
-    if not (met or _has_named_items(kind) or issubclass(kind, _kinds_in(module)) or _is_among_met(base, kind)):
+    has_named_items = issubclass(kind, tuple) and (hasattr(kind, "_fields") or is_struct(kind))
+    if not (met or has_named_items or issubclass(kind, _kinds_in(module)) or _is_among_met(base, kind)):
         return None
     if any("__del__" in vars(part) for part in kind.__mro__) or inspect.isabstract(kind):
         return None
@@ -113,10 +114,6 @@ def _is_among_met(base: Survey, kind: type) -> bool:
     plain = type(kind) in (type, abc.ABCMeta) and not any("__new__" in vars(part) for part in kind.__mro__[:-1])
     met = f"{OF_LIBRARY}{module_of(kind)}.{kind.__qualname__}" in base.paths or package_of(kind) in base.packages
     return plain and met and kind_of_type(kind) is INSTANCE
-
-
-def _has_named_items(kind: type) -> bool:
-    return issubclass(kind, tuple) and (hasattr(kind, "_fields") or is_struct(kind))
 
 
 def _kinds_in(module: str) -> tuple[type, ...]:

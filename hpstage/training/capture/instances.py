@@ -118,7 +118,9 @@ class Scripted(Instance):
             if name not in content or is_tensor(content[name]):
                 continue
             value = content[name]
-            setattr(obj, name, _of_container(value[1]) if type(value) is tuple else value)
+            if type(value) is tuple:  # older versions have written a string
+                value = ast.literal_eval(value[1]) if type(value[1]) is str else _of_tuples(value[1])
+            setattr(obj, name, value)
 
     def children(self, content: Attributes) -> Iterator[Child]:
         for name in ("parameters", "buffers", "modules"):
@@ -148,10 +150,6 @@ def _by_tuples(name: str, value: Any) -> Any:
         f"into: keep numbers, strings and tensors in it; if training does not change it, name it in `stateless` by its "
         f"path, such as 'model.layer.{name}'"
     )
-
-
-def _of_container(plain: Any) -> Any:
-    return ast.literal_eval(plain) if type(plain) is str else _of_tuples(plain)  # older versions have written a string
 
 
 def _of_tuples(plain: Any) -> Any:

@@ -209,8 +209,9 @@ class Graph:
                     for name in setters:
                         self._set_by(obj, name)
                     for name in holders:
-                        if _is_instance(vars(obj).get(name)):  # whose attributes are then state
-                            self._global(name, vars(obj))
+                        value = vars(obj).get(name)
+                        if type(getattr(value, "__dict__", None)) is dict and not isinstance(value, _OWNERS):
+                            self._global(name, vars(obj))  # an object, whose attributes are then state
                     inner = [value for name in names if isinstance(value := vars(obj).get(name), _OWNERS)]
                     pending += [value for value in inner if stored or not isinstance(value, types.FunctionType)]
             elif is_users_code(obj):
@@ -267,11 +268,6 @@ def _is_put_there(value: object) -> bool:
     kind = type(value)
     values = [getattr(sys.modules.get(library), name, None) for library, name in _VALUES]
     return kind in _DATA or is_users_code(value) or is_users_code(kind) or kind in values
-
-
-def _is_instance(value: object) -> bool:
-    """Return whether a library's name stands for an object whose attributes can be set."""
-    return type(getattr(value, "__dict__", None)) is dict and not isinstance(value, _OWNERS)
 
 
 def _imported(imported: Imported) -> object:
