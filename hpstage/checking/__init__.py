@@ -5,8 +5,7 @@ reach the same states: from states in memory and on disk, in other processes, af
 between. After each step, everything that training can reach is compared.
 """
 
-from hpstage.checking.children import Children
-from hpstage.checking.conduct import check
+from hpstage.checking.conduct import Children, check
 from hpstage.checking.findings import CheckReport, Finding
 
 __all__ = ["CheckReport", "Children", "Finding", "check"]
