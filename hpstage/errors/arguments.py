@@ -101,7 +101,8 @@ def whole(least: int = 1, most: int = EXACT) -> Kind:
     """Whole numbers in a range, with its ends."""
 
     def read(value: object) -> int:
-        if _is_bool(value):
+        numpy = sys.modules.get("numpy")
+        if isinstance(value, bool) or (numpy is not None and isinstance(value, numpy.bool_)):  # an index in NumPy 1
             raise TypeError
         found = operator.index(value)  # type: ignore[arg-type]
         if found > most == EXACT:
@@ -109,12 +110,6 @@ def whole(least: int = 1, most: int = EXACT) -> Kind:
         return _within(found, least <= found <= most)
 
     return Kind(read, f"a whole number {f'of at least {least}' if most == EXACT else f'from {least} to {most:,}'}")
-
-
-def _is_bool(value: object) -> bool:
-    """Return whether it is Python's or NumPy's: of the latter, NumPy 1 makes an index."""
-    numpy = sys.modules.get("numpy")
-    return isinstance(value, bool) or (numpy is not None and isinstance(value, numpy.bool_))
 
 
 def number(*, least: float | None = None, above: float | None = None, most: float = math.inf, unit: str = "") -> Kind:
@@ -231,13 +226,8 @@ def several(kind: Kind, remedy: str, *, least: int = 0, single: bool = True) -> 
     return Kind(read, remedy)
 
 
-def _exception(value: object) -> type[Exception]:
-    if isinstance(value, type) and issubclass(value, Exception):
-        return value
-    raise TypeError
-
-
-CATCH = several(Kind(_exception, ""), "classes of exceptions, such as (ValueError,)")
+_ERROR = Kind(lambda value: _within(value, isinstance(value, type) and issubclass(value, Exception)), "")
+CATCH = several(_ERROR, "classes of exceptions, such as (ValueError,)")
 
 
 def in_tuple(values: object) -> tuple[Any, ...]:
