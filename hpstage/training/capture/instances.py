@@ -413,8 +413,7 @@ class Function(Kind):
 
     def children(self, content: Any) -> Iterator[Child]:
         closure, defaults, keywords, own, _ = content
-        for name, cell in closure.items():
-            yield f".{name}", cell
+        yield from attribute_children(closure)
         for index, value in enumerate(defaults):
             yield f".defaults[{index}]", value
         for name, value in keywords.items():

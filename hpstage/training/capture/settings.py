@@ -9,7 +9,8 @@ from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 from hpstage.errors import StateError
-from hpstage.training.capture.kind import Child, Kind, attribute_children, same_mapping, torch
+from hpstage.training.capture.instances import Instance
+from hpstage.training.capture.kind import Kind, torch
 from hpstage.training.code.owner import module_of
 from hpstage.training.code.registrations import Pair, called, registered, undo
 from hpstage.training.identity.settings import read_all, write_all
@@ -63,22 +64,16 @@ def compile_by_arguments_only() -> None:
         setattr(config, refuse, True)
 
 
-class OfProcess(Kind):
-    """The kind of :data:`SETTINGS`."""
+class OfProcess(Instance):
+    """The kind of :data:`SETTINGS`, which are read and written as attributes are."""
 
     name = "settings"
 
     def read(self, obj: Any, skip: frozenset[str]) -> dict[str, Any]:
         return read_all()
 
-    def same(self, old: dict[str, Any], new: dict[str, Any]) -> bool:
-        return same_mapping(old, new)
-
     def write(self, obj: Any, content: dict[str, Any], skip: frozenset[str] = frozenset()) -> None:
         write_all(content)
-
-    def children(self, content: dict[str, Any]) -> Iterator[Child]:
-        return attribute_children(content)
 
 
 def has_new_handle(records: Iterable[Any], before: Container[object]) -> bool:
