@@ -371,12 +371,15 @@ class World:
         records = [*before, *before.cached.values()]
         guard = Guard([record for record in records if record.kind is VALUES], self.pristine or Survey())
         caches = [record for record in records if record.kind is CACHE and is_users_code(record.obj.__wrapped__)]
-        results = [_Results(record) for record in caches]
+        results = [dict(results_kept(record.obj) or {}) for record in caches]
         try:
             yield
         finally:
-            for kept in results:
-                kept.put_back()
+            for record, kept in zip(caches, results, strict=True):
+                if record.changed():  # a bounded cache stays empty: what it has kept cannot be restored one by one
+                    record.obj.cache_clear()
+                    if (present := results_kept(record.obj)) is not None:
+                        present.update(kept)
             why = f"has been changed by {what}, and cannot be put back"
             for record in records:
                 try:
@@ -442,23 +445,6 @@ class World:
                 continue
             found |= {record.path: record.obj} if record.kind is VALUES else dict(texts_of(record, survey))
         return found
-
-
-class _Results:
-    """The results that a cached function of the user keeps. Results of a bounded cache cannot be restored one by one:
-    it is emptied, and those kept before are computed again."""
-
-    def __init__(self, record: Record) -> None:
-        self._record = record
-        kept = results_kept(record.obj)
-        self._before = {} if kept is None else kept.copy()
-
-    def put_back(self) -> None:
-        if not self._record.changed():
-            return
-        self._record.obj.cache_clear()
-        if (kept := results_kept(self._record.obj)) is not None:
-            kept.update(self._before)
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> bool:
