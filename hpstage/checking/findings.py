@@ -123,9 +123,6 @@ class CheckReport:
         """Return the report as a dict for JSON."""
         return {"ok": self.ok, **asdict(self)}
 
-    def __str__(self) -> str:
-        return self.as_text()
-
     def as_text(self, width: int | None = None) -> str:
         """Return the report as a terminal of ``width`` columns shows it."""
         lines = [table([way.cells() for way in self.ways], left=2, width=width)]
@@ -147,6 +144,8 @@ class CheckReport:
             lines += ["", "The other differences probably have the same cause."]
         verdict = f"{self.subject} is NOT exact: {'; '.join(_counts(self.ways))}."
         return "\n".join([*lines, "", verdict, end])
+
+    __str__ = as_text
 
 
 def _follows(finding: Finding, other: Finding) -> bool:

@@ -129,9 +129,6 @@ class Preflight:
         """Return all figures, for JSON."""
         return asdict(self)
 
-    def __str__(self) -> str:
-        return self.as_text()
-
     def as_text(self, width: int | None = None) -> str:
         """Return the figures as a terminal of ``width`` columns shows them."""
         rows = [
@@ -158,6 +155,8 @@ class Preflight:
         ]
         notes = (folded(note, width) for note in self._notes())
         return "\n".join([aligned(rows, width=width), "", self._table(width), "", *notes])
+
+    __str__ = as_text
 
     def _checkpoints(self, number: Spread) -> str:
         each = self.checkpoint_bytes
