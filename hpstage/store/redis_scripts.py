@@ -13,6 +13,7 @@ write of a script is refused when memory is short.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 from hpstage.store.cursor import HASH_LENGTH
@@ -29,6 +30,11 @@ class Script(NamedTuple):
 def _script(source: str) -> Script:
     content = (_KEYS + source).encode()
     return Script(content, hashlib.sha1(content, usedforsecurity=False).hexdigest())
+
+
+def _in_store(*parts: str) -> Callable[[str], Script]:
+    """Return a function that makes a script of its source, before which these parts run, if the store is the same."""
+    return lambda source: _script("".join((_SAME_STORE, *parts, source)))
 
 
 _KEYS = """
@@ -112,23 +118,14 @@ end
 return {'open', known[1], known[2]}
 """)
 
-LENGTH = _script(
-    _SAME_STORE
-    + _LENGTH
-    + """
+LENGTH = _in_store(_LENGTH)("""
 return {'at', length}
-"""
-)
+""")
 
 # ARGV: id, position. Returns the length of the log and the hash of its records up to the position, '' if it is shorter.
-HASH = _script(
-    _SAME_STORE
-    + _LENGTH
-    + _HASHES
-    + """
+HASH = _in_store(_LENGTH, _HASHES)("""
 return {'at', length, hash_of(tonumber(ARGV[2])) or ''}
-"""
-)
+""")
 
 # ARGV: id, handle, number of this append, position expected or '', hash expected, number of fences, then name and token
 # of each, then the records.
@@ -136,12 +133,7 @@ return {'at', length, hash_of(tonumber(ARGV[2])) or ''}
 # Returns the position. A handle makes one append at a time, numbered from 1, and its last one is remembered. An append
 # that is repeated because the reply was lost is answered but not applied. An append that arrives late, after the next
 # (its sender gave up), is not applied either.
-APPEND = _script(
-    _SAME_STORE
-    + _LENGTH
-    + _HASHES
-    + _LEASES
-    + f"""
+APPEND = _in_store(_LENGTH, _HASHES, _LEASES)(f"""
 local last = redis.call('HGET', handles, ARGV[2])
 if last then
   local number, position = string.match(last, '^(%d+) (%d+)$')
@@ -166,15 +158,10 @@ for i = record, #ARGV do
   redis.call('XADD', log, string.format('%.0f-0', length + 1 + i - record), 'r', ARGV[i] .. hash)
 end
 return {{'at', length}}
-"""
-)
+""")
 
 # ARGV: id, microseconds, owner, names.
-ACQUIRE = _script(
-    _SAME_STORE
-    + _CLOCK
-    + _LEASES
-    + """
+ACQUIRE = _in_store(_CLOCK, _LEASES)("""
 local now, offset = read_clock()
 -- Also before a refusal: else a clock that was set back would stand as long as there are only refusals.
 keep_clock(now, offset)
@@ -200,15 +187,10 @@ for i = 4, #ARGV do
 end
 redis.call('HSET', about, 'token', string.format('%.0f', last))
 return given
-"""
-)
+""")
 
 # ARGV: id, microseconds, then name and token of each. Returns the names that are not held.
-RENEW = _script(
-    _SAME_STORE
-    + _CLOCK
-    + _LEASES
-    + """
+RENEW = _in_store(_CLOCK, _LEASES)("""
 local now, offset = read_clock()
 keep_clock(now, offset)
 local lost = {'lost'}
@@ -221,65 +203,46 @@ for i = 3, #ARGV, 2 do
   end
 end
 return lost
-"""
-)
+""")
 
 # ARGV: id, then name and token of each. Needs neither clock nor memory.
-RELEASE = _script(
-    _SAME_STORE
-    + _LEASES
-    + """
+RELEASE = _in_store(_LEASES)("""
 local lost = {'lost'}
 for i = 2, #ARGV, 2 do
   if lease(ARGV[i]) == ARGV[i + 1] then redis.call('HDEL', leases, ARGV[i]) else lost[#lost + 1] = ARGV[i] end
 end
 return lost
-"""
-)
+""")
 
 # ARGV: id, name. Writes nothing, so that a replica can execute it.
-HOLDER = _script(
-    _SAME_STORE
-    + _CLOCK
-    + _LEASES
-    + """
+HOLDER = _in_store(_CLOCK, _LEASES)("""
 local now = read_clock()
 local token, expires, owner = lease(ARGV[2])
 if not token or expires <= now then return {'free'} end
 return {'held', owner, token, string.format('%.0f', expires - now)}
-"""
-)
+""")
 
 # A snapshot is written under a key of its own, the sixth, which goes by itself if its writer dies.
 # ARGV: id, seconds for which the key stays, index of the part, the part.
-WRITE_PART = _script(
-    _SAME_STORE
-    + """
+WRITE_PART = _in_store()("""
 redis.call('HSET', KEYS[6], ARGV[3], ARGV[4])
 redis.call('EXPIRE', KEYS[6], ARGV[2])
 return {'written'}
-"""
-)
+""")
 
 # ARGV: id, the snapshot's id, number of its parts. Changes nothing when it is repeated.
-REPLACE_SNAPSHOT = _script(
-    _SAME_STORE
-    + """
+REPLACE_SNAPSHOT = _in_store()("""
 if redis.call('HLEN', KEYS[6]) ~= tonumber(ARGV[3]) then return {'late'} end
 redis.call('HSET', KEYS[6], 'id', ARGV[2], 'parts', ARGV[3])
 redis.call('PERSIST', KEYS[6])
 redis.call('RENAME', KEYS[6], snapshot)
 return {'replaced'}
-"""
-)
+""")
 
 # ARGV: id, index of a part. Returns the id of the snapshot, the number of its parts, and this part, false if there is
 # none.
-READ_PART = _script(
-    _SAME_STORE
-    + """
+READ_PART = _in_store()("""
 local known = redis.call('HMGET', snapshot, 'id', 'parts', ARGV[2])
 if not known[1] then return {'none'} end
 return {'part', known[1], known[2], known[3]}
-"""
-)
+""")
