@@ -23,16 +23,15 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
 
 from hpstage.cluster import malloc
 from hpstage.cluster.forking_process import MOST
-from hpstage.cluster.outputs import outputs
 from hpstage.errors import UsageError
 from hpstage.training.code.owner import is_users
 from hpstage.training.identity.threads import VARIABLES
@@ -110,6 +109,22 @@ def spawning(channel: int, worker: str, folders: Sequence[str] = ()) -> list[str
     """
     arguments = [[*folders, *search_path()], sys.argv, [channel, os.getpid(), worker]]
     return [*python(), "-c", _START_TRAINING, json.dumps(arguments)]
+
+
+@contextmanager
+def outputs() -> Iterator[tuple[int, int]]:
+    """Yield file descriptors for the standard output and error of a process to be started.
+
+    A process may run without standard streams. A file that it opens later may then get descriptor 0, 1 or 2: training
+    would print into a database, or into the socket of a training process. So free ones of these descriptors are
+    occupied first, for the life of this process.
+    """
+    while (nothing := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    try:
+        yield 1 if sys.__stdout__ is not None else nothing, 2 if sys.__stderr__ is not None else nothing
+    finally:
+        os.close(nothing)
 
 
 class NotForked(Exception):

@@ -13,13 +13,7 @@ from contextlib import suppress
 from typing import Literal
 
 from hpstage.checkpoints import CheckpointStore
-from hpstage.cluster.fork_server import (
-    Forked,
-    ForkServer,
-    NotForked,
-    spawning,
-    training_environment,
-)
+from hpstage.cluster.fork_server import Forked, ForkServer, NotForked, outputs, spawning, training_environment
 from hpstage.cluster.messages import (
     Done,
     Load,
@@ -35,7 +29,6 @@ from hpstage.cluster.messages import (
     framed,
     unframed,
 )
-from hpstage.cluster.outputs import outputs
 from hpstage.errors.text import how_it_ended
 from hpstage.execution.retraining import Problem, Retrained
 from hpstage.execution.runs import Record, Run

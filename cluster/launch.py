@@ -12,11 +12,11 @@ from distributed import LocalCluster
 from distributed.utils import format_dashboard_link
 
 from hpstage.cluster.dashboard import install_on
-from hpstage.cluster.dask_folder import dask_folder
 from hpstage.cluster.devices import environment_of
 from hpstage.cluster.fork_server import ForkServer
 from hpstage.cluster.local_worker import LocalWorker
 from hpstage.cluster.private import draw_apart, start_workers
+from hpstage.cluster.settings import dask_folder
 from hpstage.errors import ClusterError
 
 _SLOTS = 256

@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from hpstage.cluster.dask_folder import dask_folder
+import dask.config
+
+from hpstage.training.private_folder import private_folder
 
 _FOLDER = "DASK_TEMPORARY_DIRECTORY"
 _BOTH = {
@@ -27,6 +29,15 @@ _WORKER = {
     # With steps of 1 ms the profiler takes 2 to 3 % of a core.
     "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
 }
+
+
+def dask_folder() -> str:
+    """Return a private folder of this account inside Dask's temporary directory; create it if it is missing.
+
+    A scheduler, a worker and its training processes import modules from it first. By default, Dask uses a folder with a
+    fixed name there, even if another account has created that folder, and may replace the files in it.
+    """
+    return private_folder(dask.config.get("temporary-directory"))
 
 
 def scheduler_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -16,13 +16,7 @@ import msgspec
 from distributed import Worker
 
 from hpstage import errors
-from hpstage.cluster.fork_server import (
-    Forked,
-    NoAnswer,
-    NotForked,
-    spawning,
-    training_environment,
-)
+from hpstage.cluster.fork_server import Forked, NoAnswer, NotForked, outputs, spawning, training_environment
 from hpstage.cluster.local_worker import LocalWorker
 from hpstage.cluster.messages import (
     SIZE,
@@ -39,7 +33,6 @@ from hpstage.cluster.messages import (
     decode_reply,
     framed,
 )
-from hpstage.cluster.outputs import outputs
 from hpstage.cluster.watch import Watch
 from hpstage.errors import InternalError, UsageError
 from hpstage.errors.text import how_it_ended

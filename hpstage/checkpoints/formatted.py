@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -24,8 +26,7 @@ from hpstage.checkpoints.sharing import (
 from hpstage.checkpoints.stage_log import StageLog
 from hpstage.checkpoints.state_tree import FlatState, contents_of, flatten, summary_of
 from hpstage.checkpoints.store import CheckpointStore, Manifest, Usage, is_part, key_path
-from hpstage.checkpoints.trouble import kind_of
-from hpstage.errors import CheckpointCorrupt, CheckpointMissing, CheckpointUnreachable
+from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointFull, CheckpointMissing, CheckpointUnreachable
 from hpstage.plan.facts import Kept, Part, StateKey
 
 T = TypeVar("T")
@@ -34,6 +35,11 @@ T = TypeVar("T")
 LOGS = ".logs"
 # The file that holds the place's name.
 PLACE = ".place/name"
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+# How object stores report this, whose drivers have no error number for it: MinIO (XMinioStorageFull,
+# XMinioAdminBucketQuotaExceeded), Ceph (QuotaExceeded), WebDAV (507 Insufficient Storage). "Quota exceeded" alone may
+# be a quota of requests.
+_NO_ROOM_TEXT = re.compile(r"QuotaExceeded\b|StorageFull\b|InsufficientStorage|Insufficient Storage|No space left")
 
 Write = Callable[[files.Place, str], Manifest]
 """Writes the files of a state to a place, with a token in their names; returns the manifest that completes them."""
@@ -337,3 +343,11 @@ class FormattedCheckpoints(CheckpointStore):
 def log_path(key: StateKey) -> str:
     """Return the path of a log within its store."""
     return f"{LOGS}/{key_path(key)}"
+
+
+def kind_of(error: OSError, text: str = "") -> type[CheckpointError]:
+    """Return :class:`CheckpointFull` or :class:`CheckpointUnreachable`. ``text``: the message of the storage's
+    driver."""
+    if error.errno in _NO_ROOM or (error.errno is None and _NO_ROOM_TEXT.search(text)):
+        return CheckpointFull
+    return CheckpointUnreachable

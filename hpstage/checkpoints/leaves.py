@@ -9,10 +9,12 @@ import ctypes
 import functools
 import math
 import sys
+import weakref
 from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
+import xxhash
 
 from hpstage.checkpoints import lazy_copies
 
@@ -209,6 +211,28 @@ def content(leaf: Leaf, value: Any) -> memoryview:
     )
     memory.owner = tensor  # keeps the memory alive
     return memoryview(memory).cast("B")
+
+
+# By identity, with a reference that removes the entry before another object can have it.
+_known: dict[int, tuple[weakref.ref[Any], str]] = {}
+
+
+def note_unmodified(value: Any) -> None:
+    """Record that nobody modifies a tensor or array from now on."""
+    identity = id(value)
+    if identity not in _known:
+        _known[identity] = weakref.ref(value, lambda _: _known.pop(identity, None)), ""
+
+
+def hash_of(leaf: Leaf, value: Any) -> str:
+    """Return the xxh3_128 of a leaf's bytes. Those that nobody modifies, such as shared ones, are hashed once."""
+    found = _known.get(id(value))
+    if found is not None and found[1]:
+        return found[1]
+    digest = xxhash.xxh3_128_hexdigest(content(leaf, value))
+    if found is not None:
+        _known[id(value)] = found[0], digest
+    return digest
 
 
 def empty(leaf: Leaf) -> tuple[Any, memoryview]:

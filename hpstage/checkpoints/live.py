@@ -9,9 +9,9 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from itertools import chain
 from typing import Any, NamedTuple
 
-from hpstage.checkpoints import lazy_copies, unmodified
+from hpstage.checkpoints import lazy_copies
 from hpstage.checkpoints.host_memory import HostMemory, give_back
-from hpstage.checkpoints.leaves import Leaf
+from hpstage.checkpoints.leaves import Leaf, note_unmodified
 from hpstage.checkpoints.on_device import CudaMover, is_out_of_memory
 from hpstage.checkpoints.state_tree import NOTHING, FlatState, Room, flatten
 from hpstage.errors import DeviceFull
@@ -289,7 +289,7 @@ class LiveCache:
         self._leaves = flat.leaves
         self._unchanged = {index for index in range(len(flat.leaves)) if index in known}
         for index in self._unchanged:
-            unmodified.note(flat.values[index])
+            note_unmodified(flat.values[index])
 
     def _keep_if_possible(self, key: StateKey, flat: FlatState, size: int, tier: _Tier) -> FlatState | None:
         """Keep a copy and return it; return ``None`` if the device has no memory for it."""

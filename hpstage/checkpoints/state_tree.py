@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from hpstage.checkpoints import jax_arrays, leaves, unmodified
+from hpstage.checkpoints import jax_arrays, leaves
 from hpstage.checkpoints.leaves import Leaf
 from hpstage.errors import StateError
 
@@ -173,7 +173,7 @@ def summary_of(flat: FlatState) -> tuple[str, str]:
 
 def contents_of(flat: FlatState) -> tuple[str, ...]:
     """Return the xxh3_128 of each leaf's bytes."""
-    return tuple(map(unmodified.content_of, flat.leaves, flat.values))
+    return tuple(map(leaves.hash_of, flat.leaves, flat.values))
 
 
 def digest_of(flat: FlatState, contents: Sequence[str]) -> str:

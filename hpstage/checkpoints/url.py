@@ -13,11 +13,10 @@ from typing import Any
 import msgspec
 
 from hpstage.checkpoints import format as files
-from hpstage.checkpoints.formatted import LOGS, PLACE, FormattedCheckpoints, Publish, Write, log_path
+from hpstage.checkpoints.formatted import LOGS, PLACE, FormattedCheckpoints, Publish, Write, kind_of, log_path
 from hpstage.checkpoints.remote import Remote, RemoteReader, RemoteWriter, is_definite
 from hpstage.checkpoints.sharing import Sharing
 from hpstage.checkpoints.store import Manifest, is_key, key_path
-from hpstage.checkpoints.trouble import kind_of
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointFull
 from hpstage.plan.facts import StateKey
 

@@ -1,4 +1,4 @@
-"""Recording what the user's code logs and prints, while it runs and not longer.
+"""Recording what the user's code logs and prints, while it runs and not longer, and keeping it.
 
 What is printed is still printed. The streams stay the objects that they are, since handlers of ``logging`` and the
 user's objects hold them: their ``write`` is replaced, by one that also calls the recorder.
@@ -6,13 +6,20 @@ user's objects hold them: their ``write`` is replaced, by one that also calls th
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from types import TracebackType
 from typing import Any, Self
 
+from hpstage.checkpoints import CheckpointStore
+from hpstage.errors import CheckpointError
+from hpstage.execution.flight import Flight
+from hpstage.plan.facts import StateKey
 from hpstage.training.body import THREAD
 from hpstage.training.step_log import Recorder, Sink, exchanged
+
+logger = logging.getLogger("hpstage")
 
 _recorder: Recorder | None = None
 _thread = 0  # that which trains
@@ -92,3 +99,30 @@ class _Write:
 
 def _is_training() -> bool:
     return threading.get_ident() == _thread or threading.current_thread().name == THREAD
+
+
+class Logs:
+    """Saves the logs of chains. Where that is not possible, nothing else is lost."""
+
+    def __init__(self, checkpoints: CheckpointStore) -> None:
+        self._checkpoints = checkpoints
+        self._lost_one = False
+
+    def save(self, flight: Flight, key: StateKey, stop: int) -> None:
+        """Save the logged values and printed text of the steps before ``stop``."""
+        log = flight.recorder.take(stop)
+        if log is None:
+            return
+        try:
+            self._checkpoints.save_log(key, log)
+        except CheckpointError as error:
+            if not self._lost_one:
+                self._lost_one = True
+                logger.warning(
+                    "A training log is lost: %s. Training continues; further losses are not reported.", error
+                )
+
+    def save_last(self, flight: Flight) -> None:
+        """Save the log and output of an unfinished step, under the key of the state that it would have produced."""
+        if flight.step < flight.course.stages[-1].stop:
+            self.save(flight, flight.course.own(flight.step + 1).key, flight.step + 1)

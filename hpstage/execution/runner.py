@@ -26,10 +26,9 @@ from hpstage.execution import gang
 from hpstage.execution.control import Control
 from hpstage.execution.first_steps import FirstSteps
 from hpstage.execution.flight import Due, Flight, Gathering, Took, Values
-from hpstage.execution.log_writer import Logs
 from hpstage.execution.outcomes import failure_of, outcome_of, outcome_of_store
 from hpstage.execution.position import Position
-from hpstage.execution.recording import Recording, release_streams
+from hpstage.execution.recording import Logs, Recording, release_streams
 from hpstage.execution.rerun import Reruns
 from hpstage.execution.retraining import changing
 from hpstage.execution.saving import Save, Saves, Writer

@@ -63,10 +63,9 @@ from hpstage.scheduler.chain_builder import ChainBuilder
 from hpstage.scheduler.covers import Covers
 from hpstage.scheduler.demand import Demands
 from hpstage.scheduler.dispatch import Claim, Dispatch
-from hpstage.scheduler.due import Due
 from hpstage.scheduler.expectation import EXPECTING, Expectation
 from hpstage.scheduler.gangs import Gangs
-from hpstage.scheduler.orders import Orders
+from hpstage.scheduler.orders import Due, Orders
 from hpstage.scheduler.preemption import Preemption
 from hpstage.scheduler.remaining import RemainingWork, remaining_work
 from hpstage.scheduler.reports import Reports

@@ -10,8 +10,7 @@ import dask.config
 import pytest
 
 import hpstage
-from hpstage.cluster.dask_folder import dask_folder
-from hpstage.cluster.settings import scheduler_environment, worker_environment
+from hpstage.cluster.settings import dask_folder, scheduler_environment, worker_environment
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="the folder for temporary files is the account's")
 

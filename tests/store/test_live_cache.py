@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpstage.checkpoints import LiveCache, leaves, unmodified
+from hpstage.checkpoints import LiveCache, leaves
 from hpstage.checkpoints.host_memory import HostMemory
 from hpstage.checkpoints.lazy_copies import is_lazy
 from hpstage.checkpoints.state_tree import FlatState, clone, digest, flatten, nbytes, unflatten
@@ -329,11 +329,9 @@ def test_what_states_share_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> No
     digests = []
     for number, key in enumerate((A, B, C)):
         cache.put(key, tuned(number))
-        digests.append([*map(unmodified.content_of, flatten(tuned(number)).leaves, flatten(cache.get(key)).values)])
+        digests.append([*map(leaves.hash_of, flatten(tuned(number)).leaves, flatten(cache.get(key)).values)])
     assert hashed.count("tuned") == 3 and hashed.count("frozen") == 2, "the first did not yet share it"
-    assert digests == [
-        [*map(unmodified.content_of, flatten(tuned(n)).leaves, flatten(tuned(n)).values)] for n in range(3)
-    ]
+    assert digests == [[*map(leaves.hash_of, flatten(tuned(n)).leaves, flatten(tuned(n)).values)] for n in range(3)]
 
 
 def test_memory_reused_for_the_next_copy_belongs_to_no_cached_state() -> None:

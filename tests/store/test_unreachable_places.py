@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from hpstage.checkpoints import CheckpointStore, FolderCheckpoints, UrlCheckpoints
+from hpstage.checkpoints.formatted import kind_of
 from hpstage.checkpoints.processes import host_digest
-from hpstage.checkpoints.trouble import kind_of
 from hpstage.errors import CheckpointError, CheckpointFull, CheckpointMissing, CheckpointUnreachable
 from hpstage.plan.facts import StateKey
 from tests.store.url_checkpoints import memory

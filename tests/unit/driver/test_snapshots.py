@@ -191,7 +191,7 @@ def test_of_several_drivers_the_first_writes_while_they_are_at_work(monkeypatch:
 KILLED = """
 import itertools, os, signal, sys, types
 from hpstage.driver import snapshots
-from hpstage.store import snapshot_file
+from hpstage.store import sqlite
 from tests.unit.driver import test_snapshots
 snapshots.LEAST, snapshots.GROWTH = 1, 0.0
 written = itertools.count()
@@ -199,7 +199,7 @@ def replace_or_die(source, target):
     if str(target).endswith("-snapshot") and next(written) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     os.replace(source, target)
-snapshot_file.os = types.SimpleNamespace(**{**vars(os), "replace": replace_or_die})
+sqlite.os = types.SimpleNamespace(**{**vars(os), "replace": replace_or_die})
 test_snapshots.optimize(sys.argv[1], n_trials=1000)
 """
 

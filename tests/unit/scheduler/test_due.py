@@ -12,8 +12,7 @@ from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import TrialAdded
 from hpstage.plan.messages import Amendment, Chain
 from hpstage.scheduler import preemption
-from hpstage.scheduler.due import Due
-from hpstage.scheduler.orders import Orders
+from hpstage.scheduler.orders import Due, Orders
 from tests.unit.searches import Search, searches
 
 
