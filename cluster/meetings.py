@@ -26,8 +26,7 @@ class Meeting:
             self._address.set_result(address)
 
     async def call(self, address: str, timeout: float) -> bool:
-        """Announce where the gang meets; return whether the worker joins. It does not join while the task of another
-        run occupies it."""
+        """Announce where the gang meets; return whether the worker joins: not while another run trains."""
         self.announce(address)
         try:
             await asyncio.wait_for(self._has_come.wait(), timeout)

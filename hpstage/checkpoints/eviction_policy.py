@@ -107,8 +107,7 @@ class _Stored:
 
 
 def _greedy(forest: _Forest, stored: _Stored, budget: int) -> list[int]:
-    """Remove states from what is stored until that takes at most ``budget`` bytes or only needed ones are left; return
-    them in order."""
+    """Remove states from what is stored until that is at most ``budget`` or all are needed; return them in order."""
     states = forest.states
     # The index after all states stands for the beginning of training, at depth 0, which is never evicted.
     beginning = len(states)

@@ -32,12 +32,7 @@ BEFORE_TRAINING = StateKey(".")
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """The leaves of a state as they are stored: each in the state's own files, or in a part.
-
-    Args:
-        contents: the xxh3_128 of each leaf's bytes.
-        parts: the part of each leaf that is in one, by the leaf's number.
-    """
+    """The leaves of a state as they are stored: each in the state's own files, or in a part."""
 
     contents: tuple[str, ...]
     parts: Mapping[int, Part]

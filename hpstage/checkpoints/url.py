@@ -257,8 +257,7 @@ class UrlPlace:
             return self._remote.open(f"{self.path}/{name}")
 
     def manifest(self) -> bytes:
-        """Read the manifest. On file systems that do not write files atomically it may be incomplete, and then is not
-        valid JSON."""
+        """Read the manifest. It may be incomplete where files are not written atomically, and no valid JSON."""
         for pause in _LOOKS:
             time.sleep(pause)
             content = self._remote.read(f"{self.path}/{files.MANIFEST}")

@@ -58,11 +58,7 @@ class Expectation:
 
     def update(self, changed: Iterable[Orders], ready: Sequence[tuple[float, Branch, int]]) -> list[ExpectStates]:
         """Return the hints that have changed since they were last sent: other chains run, or other paths wait.
-
-        Args:
-            changed: chains that have begun since, or whose ends may have changed.
-            ready: the ready stages with the longest paths.
-        """
+        ``changed``: chains that have begun since, or whose ends may have changed."""
         for orders in changed:
             self._note(orders)
         waiting = [source_of(branch, step) for _, branch, step in ready[:EXPECTING]]

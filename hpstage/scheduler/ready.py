@@ -13,12 +13,7 @@ ReadyStage = tuple[float, Branch, int]
 
 
 class ReadyStages:
-    """The queue of the ready stages.
-
-    Args:
-        branches: those of the tree, by node id.
-        remaining: returns the seconds of the longest path from a source.
-    """
+    """The queue of the ready stages; ``remaining`` returns the seconds of the longest path from a source."""
 
     def __init__(self, branches: Sequence[Branch], remaining: Callable[[Branch, int], float]) -> None:
         self._branches = branches
@@ -47,8 +42,7 @@ class ReadyStages:
             self._queue.remove((-seconds, branch.node.id, step))
 
     def first(self, most: int) -> list[ReadyStage]:
-        """Return at most so many ready stages with the longest paths, after estimating them again. Ties go to the older
-        node."""
+        """Return at most so many ready stages with the longest paths, estimated again. Ties go to the older node."""
         while True:
             found = [(-negative, self._branches[id], step) for negative, id, step in self._queue.islice(0, most)]
             unrated = {branch.node.id: branch for _, branch, _ in found if branch.rated != self._estimates}
