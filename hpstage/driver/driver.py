@@ -298,7 +298,7 @@ class Driver:
                         inexact = StateError(explain(differs))
                 if isinstance(report, AuditEnded) and report.outcome == "differs":
                     assert self.scheduler.audits is not None, "audits that are not over were begun"
-                    audit = self.scheduler.audits.running_audit(report.audit)
+                    audit = self.scheduler.audits.running[report.audit].audit
                     facts.append(differs := audited_difference(read_facts(self.log.journal), audit, report))
                     inexact = StateError(explain(differs))
                 if isinstance(report, ChainEnded) and report.outcome == "full":

@@ -41,7 +41,7 @@ class Audits:
     driver: DriverId  # makes the ids of audits unique
     draw: AuditDraw  # what is audited
     _started: int = 0
-    _running: dict[AuditId, RunningAudit] = field(default_factory=dict)
+    running: dict[AuditId, RunningAudit] = field(default_factory=dict)
     _on: dict[WorkerId, AuditId] = field(default_factory=dict)
     _ending: set[AuditId] = field(default_factory=set)  # those that were stopped; below, those of them for a chain
     _displaced: set[AuditId] = field(default_factory=set)
@@ -54,10 +54,6 @@ class Audits:
     def changed(self) -> None:
         """Record that there may be further states to audit."""
         self._nothing_left = False
-
-    @property
-    def running(self) -> int:
-        return len(self._running)
 
     @property
     def wanted(self) -> bool:
@@ -84,7 +80,7 @@ class Audits:
                 break
             drawn, audit, estimated = begun
             self._started += 1
-            self._running[audit.id] = RunningAudit(audit, drawn, host, now, estimated)
+            self.running[audit.id] = RunningAudit(audit, drawn, host, now, estimated)
             self._on[host] = audit.id
             found.append(StartAudit(host, audit))
         return found
@@ -107,8 +103,8 @@ class Audits:
         expected to end within so many ``seconds``, or of a regime that was audited before."""
         self._rest_since = now
         self._nothing_left = False
-        ends = {id: its.began + its.estimated + self._beginning for id, its in self._running.items()}
-        return self._end(id for id, its in self._running.items() if its.drawn.seen or ends[id] > now + seconds)
+        ends = {id: its.began + its.estimated + self._beginning for id, its in self.running.items()}
+        return self._end(id for id, its in self.running.items() if its.drawn.seen or ends[id] > now + seconds)
 
     @property
     def _grace(self) -> float:
@@ -135,7 +131,7 @@ class Audits:
         return self._end(displaced)
 
     def stop_all(self) -> list[StopAudit]:
-        return self._end(self._running)
+        return self._end(self.running)
 
     def _end(self, audits: Iterable[AuditId]) -> list[StopAudit]:
         found = [id for id in list(audits) if id not in self._ending]
@@ -143,14 +139,11 @@ class Audits:
         return [StopAudit(id) for id in found]
 
     def is_over(self, report: AuditEnded) -> bool:
-        return report.audit not in self._running
-
-    def running_audit(self, id: AuditId) -> Audit:
-        return self._running[id].audit
+        return report.audit not in self.running
 
     def fact(self, report: AuditEnded) -> Audited:
         """Return the fact that follows from the end of a running audit."""
-        its = self._running[report.audit]
+        its = self.running[report.audit]
         waited = 0.0 if self._rest_since is None else max(0.0, report.at - max(self._rest_since, its.began))
         return Audited(
             of="segment" if its.audit.segment.captured else "trial",
@@ -168,7 +161,7 @@ class Audits:
 
     def note(self, report: AuditEnded) -> list[str]:
         """Process the end of a running audit. Return messages for the user."""
-        its = self._running.pop(report.audit)
+        its = self.running.pop(report.audit)
         del self._on[its.worker]
         self._forget(report.audit)
         if report.outcome == "stopped":
@@ -199,7 +192,7 @@ class Audits:
         id = self._on.pop(worker, None)
         if id is not None:
             self._forget(id)
-            self.draw.put_back(self._running.pop(id).drawn)
+            self.draw.put_back(self.running.pop(id).drawn)
 
     def _forget(self, id: AuditId) -> None:
         self._ending.discard(id)

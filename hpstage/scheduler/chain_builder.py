@@ -14,7 +14,6 @@ from hpstage.plan.regimes import Regimes, is_news
 from hpstage.plan.segments import stage_of
 from hpstage.scheduler.branches import Branch
 from hpstage.scheduler.orders import Orders
-from hpstage.scheduler.pace import step_after
 from hpstage.scheduler.stage_tree import StageTree
 
 # Maximum number of boundaries that a chain is laid ahead, which bounds the cost of laying it.
@@ -201,9 +200,9 @@ class ChainBuilder:
         place = max(orders.chain.at, orders.passed)
         if orders.yield_at is None or orders.yield_at <= place:  # fixed once computed, although estimates change
             if self.checkpoint_seconds is not None:
-                orders.yield_at = step_after(self.tree, orders.chain, place, self.checkpoint_seconds * orders.speed)
+                orders.yield_at = self.tree.step_after(orders.chain, place, self.checkpoint_seconds * orders.speed)
             else:
                 assert self.checkpoint_every is not None
                 every = self.checkpoint_every
-                orders.yield_at = -(-step_after(self.tree, orders.chain, place, NOTICE) // every) * every
+                orders.yield_at = -(-self.tree.step_after(orders.chain, place, NOTICE) // every) * every
         return orders.yield_at

@@ -14,7 +14,6 @@ from hpstage.plan.messages import ExpectStates, host_of
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.branches import Branch
 from hpstage.scheduler.orders import Orders
-from hpstage.scheduler.pace import seconds_between
 from hpstage.scheduler.stage_tree import StageTree
 
 # The most workers that get a hint at a time, those that finish first, and the number of states in a hint.
@@ -79,7 +78,7 @@ class Expectation:
     def _note(self, orders: Orders) -> None:
         chain = orders.chain
         stop = orders.end if orders.end is not None else orders.marks[-1] if orders.marks else chain.spans[-1].stop
-        at = chain.since + seconds_between(self.tree, chain, chain.at, stop)
+        at = chain.since + self.tree.seconds_between(chain, chain.at, stop)
         before = self._ends.get(chain.id)
         self._changes += before is None
         if before != at:

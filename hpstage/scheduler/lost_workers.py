@@ -16,16 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from hpstage.plan.facts import (
-    ChainClosed,
-    ChainLost,
-    ChainOutcome,
-    Departure,
-    Fact,
-    StageFailed,
-    UserFailure,
-    WorkerId,
-)
+from hpstage.plan.facts import ChainClosed, ChainLost, ChainOutcome, Departure, Fact, StageFailed, UserFailure, WorkerId
 from hpstage.plan.nodes import Node
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan

@@ -20,7 +20,6 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.branches import Branch
 from hpstage.scheduler.chain_builder import NOTICE, ChainBuilder
 from hpstage.scheduler.orders import Orders
-from hpstage.scheduler.pace import seconds_between, step_before_end
 from hpstage.scheduler.stage_tree import StageTree
 
 # A cut must save at least this multiple of its cost.
@@ -52,11 +51,7 @@ class Preemption:
         return 0.01 + load + save
 
     def update_ends(
-        self,
-        due: Iterable[Orders],
-        running: Mapping[ChainId, Orders],
-        workers: int,
-        now: float,
+        self, due: Iterable[Orders], running: Mapping[ChainId, Orders], workers: int, now: float
     ) -> tuple[list[Orders], list[Instruction]]:
         """Return the running chains whose ends may have changed, and the instructions that update them: those that are
         ``due``, and those whose ends depend on what waits."""
@@ -197,7 +192,7 @@ class Preemption:
             if left >= rivals:
                 up_to = left
                 break
-            left += seconds_between(self.tree, orders.chain, mark, later)
+            left += self.tree.seconds_between(orders.chain, mark, later)
             later = mark
             if left < rivals:
                 end, above = mark, left
@@ -235,12 +230,12 @@ class Preemption:
     def left(self, orders: Orders, now: float) -> float:
         """Estimate the seconds to the end of the chain's path, on one worker."""
         chain = orders.chain
-        whole = seconds_between(self.tree, chain, chain.at, chain.spans[-1].stop) + self._beyond(chain)
+        whole = self.tree.seconds_between(chain, chain.at, chain.spans[-1].stop) + self._beyond(chain)
         return max(0.0, whole - orders.spent(now))
 
     def to_next_mark(self, orders: Orders, now: float) -> float:
         """Estimate the seconds until the chain is at its next mark."""
-        ahead = seconds_between(self.tree, orders.chain, orders.chain.at, orders.marks[0])
+        ahead = self.tree.seconds_between(orders.chain, orders.chain.at, orders.marks[0])
         return max(0.0, ahead - orders.spent(now)) / orders.speed
 
     def _place(self, orders: Orders, left: float, now: float) -> int | None:
@@ -251,10 +246,10 @@ class Preemption:
         left -= self._beyond(chain)
         if left < 0:
             return None
-        step = step_before_end(self.tree, chain, left)
+        step = self.tree.step_before_end(chain, left)
         if step <= max(chain.at, orders.passed) or step == chain.spans[-1].stop:
             return None
-        if seconds_between(self.tree, chain, chain.at, step) - orders.spent(now) < NOTICE * orders.speed:
+        if self.tree.seconds_between(chain, chain.at, step) - orders.spent(now) < NOTICE * orders.speed:
             return None
         orders.cut = step
         return step

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.orders import Orders
-from hpstage.scheduler.pace import seconds_between, step_after
 from hpstage.scheduler.stage_tree import StageTree
 
 
@@ -38,10 +37,10 @@ def remaining_work(plan: SearchPlan, tree: StageTree, running: Iterable[Orders],
     since = 0
     for orders in running:
         chain = orders.chain
-        ahead = seconds_between(tree, chain, chain.at, orders.marks[0]) if orders.marks else 0.0
+        ahead = tree.seconds_between(chain, chain.at, orders.marks[0]) if orders.marks else 0.0
         spent = min(orders.spent(now), ahead)
         if spent and plan.totals.steps_trained:  # else what a step takes is not known
-            since += min(step_after(tree, chain, chain.at, spent), orders.marks[0]) - 1 - chain.at
+            since += min(tree.step_after(chain, chain.at, spent), orders.marks[0]) - 1 - chain.at
         work -= spent
         path = max(path, _path_seconds(tree, chain) - spent)
     totals = plan.totals
@@ -59,7 +58,7 @@ def _path_seconds(tree: StageTree, chain: OpenChain) -> float:
     """Return the seconds from the chain's last reported position to the end of the longest path that starts on it."""
     at, tail = chain.at, chain.spans[-1]
     beyond = tree.remaining(tree.branch_of(tail), tail.stop)
-    best = seconds_between(tree, chain, at, tail.stop) + beyond + tree.evaluate_seconds
+    best = tree.seconds_between(chain, at, tail.stop) + beyond + tree.evaluate_seconds
     passed = 0.0
     for span in chain.spans[chain.index_at(at) :]:
         branch, start = tree.branch_of(span), max(at, span.start)

@@ -50,10 +50,6 @@ class Reports:
     workers: Mapping[WorkerId, Worker]
     max_losses: int  # number of consecutive deaths on the path from one state after which its trials fail
 
-    def is_over(self, report: ChainReport | WorkerJoined | WorkerLeft) -> bool:
-        """Whether the report is from a chain that is no longer running (a zombie), and must be ignored."""
-        return not isinstance(report, WorkerJoined | WorkerLeft) and report.chain not in self.running
-
     def facts(self, report: ChainReport | WorkerJoined | WorkerLeft) -> list[Fact]:
         """Return the facts that follow from a report, which must not be from a chain that is over."""
         match report:
@@ -127,13 +123,7 @@ class Reports:
         self, chain: ChainId, worker: WorkerId, at: float, how: ChainOutcome | Departure, message: str
     ) -> list[Fact]:
         return facts_of_loss(
-            self.plan,
-            self.plan.chains[chain],
-            worker,
-            at=at,
-            how=how,
-            message=message,
-            max_losses=self.max_losses,
+            self.plan, self.plan.chains[chain], worker, at=at, how=how, message=message, max_losses=self.max_losses
         )
 
 

@@ -161,7 +161,7 @@ class Scheduler:
         """Whether the report is from a chain or an audit that is no longer running, and must be ignored."""
         if isinstance(report, AuditEnded):
             return self.audits is None or self.audits.is_over(report)
-        return self.reports.is_over(report)
+        return not isinstance(report, WorkerJoined | WorkerLeft) and report.chain not in self._running
 
     def decide(self, report: Report) -> list[Fact]:
         """Return the facts that follow from a report, which must not be from a chain that is over. All earlier facts
@@ -257,7 +257,9 @@ class Scheduler:
             case ChainStarted():
                 self._start(fact)
             case ChainProlonged():
-                self._prolong(fact)
+                self._plan.apply(fact)
+                if fact.chain in self._plan.chains:
+                    self._covers.extend(fact.chain, fact.spans)
             case ChainClosed():
                 if fact.chain in self._plan.chains:
                     self._covers.end(fact.chain)
@@ -326,11 +328,6 @@ class Scheduler:
         if orders is not None:
             self._expectation.ended(chain)
             self._builder.ended(orders)
-
-    def _prolong(self, fact: ChainProlonged) -> None:
-        self._plan.apply(fact)
-        if fact.chain in self._plan.chains:
-            self._covers.extend(fact.chain, fact.spans)
 
     def _part(self, fact: DriverLeft) -> None:
         """End the chains of a driver that is gone, and drop states that only it wanted."""

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 from hpstage.plan.facts import ChainId, Span
 from hpstage.plan.nodes import Node, PlannedTrial
+from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.branches import Branch, Wanted, WorkLeft
 from hpstage.scheduler.ready import ReadyStage, ReadyStages
@@ -285,6 +286,42 @@ class StageTree:
     def ready_stages(self, most: int) -> list[ReadyStage]:
         """Return ready stages, those with the longest paths first, at most so many."""
         return self._ready.first(most)
+
+    # --- along a chain ------------------------------------------------------------------------------------
+
+    def seconds_between(self, chain: OpenChain, a: int, b: int) -> float:
+        """Estimate the seconds of training from step ``a`` of a chain to a later step ``b``."""
+        total = 0.0
+        index = chain.index_at(a)
+        while a < b:
+            span = chain.spans[index]
+            stop = min(b, span.stop)
+            total += (stop - a) * self.branch_of(span).cost
+            a, index = stop, index + 1
+        return total
+
+    def step_after(self, chain: OpenChain, a: int, seconds: float) -> int:
+        """Return the step that training from step ``a`` reaches in ``seconds``: at least the next, at most the last."""
+        left, step = seconds, a
+        for span in chain.spans[chain.index_at(a + 1) :]:
+            cost = self.branch_of(span).cost
+            steps = int(left / cost)
+            if steps < span.stop - step:
+                return max(step + steps, a + 1)
+            left -= (span.stop - step) * cost
+            step = span.stop
+        return step
+
+    def step_before_end(self, chain: OpenChain, seconds: float) -> int:
+        """Return the first step with at most ``seconds`` of training left on the chain."""
+        left = seconds
+        for span in reversed(chain.spans):
+            cost = self.branch_of(span).cost
+            steps = int(left / cost)
+            if steps < span.stop - span.start:
+                return span.stop - steps
+            left -= (span.stop - span.start) * cost
+        return chain.spans[0].start
 
     # --- lengths ------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ class Widths:
     """The speed-up of a chain by several workers instead of one, as measured by their own reports."""
 
     def __init__(self, widest: int = 1) -> None:
-        self.widest = widest
+        self.widest = widest  # the most workers that may train a chain together; 1: gangs are not formed
         self._seconds: dict[int, tuple[float, float]] = {}  # by width: of one worker alone, and those that passed
 
     def learn(self, reached: StateReached) -> None:

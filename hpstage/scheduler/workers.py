@@ -52,7 +52,7 @@ class Workers(dict[WorkerId, Worker]):
 
     def __init__(self, slots: int | None = None) -> None:
         super().__init__()
-        self._slots = sys.maxsize if slots is None else slots
+        self._slots = sys.maxsize if slots is None else slots  # the most chains that one may train side by side
         self.most = 0  # largest number present at one time, not counting slots
         self.step_times = ALONE  # of chains side by side, as far as measured
         self._joined = 0
