@@ -13,17 +13,12 @@ from hpstage.accounting.accounting import Accounting, accounted
 from hpstage.checkpoints.eviction import Eviction
 from hpstage.driver.differences import audited_difference, difference, explain
 from hpstage.driver.driver_leases import DriverLeases
-from hpstage.driver.ineffective import Effects
 from hpstage.driver.inputs import notices
 from hpstage.driver.notices import Notices
 from hpstage.driver.snapshots import SnapshotWriter
 from hpstage.driver.state_probe import StateProbe
 from hpstage.driver.worker_timeout import WorkerTimeout
-from hpstage.errors import (
-    CheckpointFull,
-    LeaseLost,
-    StateError,
-)
+from hpstage.errors import CheckpointFull, LeaseLost, StateError
 from hpstage.executor import Executor
 from hpstage.plan.facts import (
     ChainId,
@@ -112,7 +107,6 @@ class Driver:
         self.strict &= self.exact
         self._looked = 0.0
         self._patience = WorkerTimeout(self.scheduler)
-        self._effects = Effects(self.plan)
         self._notices = Notices(self.plan)
         self._accounting: Accounting | None = None  # until anybody looks at figures
         self._unaccounted: list[Fact] = []  # since they were looked at
@@ -312,8 +306,6 @@ class Driver:
             for report in batch:
                 for notice in (*self.scheduler.note(report), *self._notices.of(report)):
                     logger.warning("%s", notice)
-                if isinstance(report, BoundaryReached) and (missing := self._effects.missing(report.reached)):
-                    logger.warning("%s", missing)
                 if isinstance(report, WorkerJoined | WorkerLeft):
                     self._patience.workers_changed()
             del self._taken[: len(taken)]

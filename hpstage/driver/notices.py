@@ -1,12 +1,21 @@
-"""Messages to the user about what workers have noticed in training."""
+"""Messages to the user about training: what workers have noticed, and hyperparameters without effect."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 
-from hpstage.plan.facts import ForkVerified
+from hpstage.plan.facts import ForkVerified, Metrics, StateReached, to_numbers
 from hpstage.plan.messages import BoundaryReached, Noticed, Report
+from hpstage.plan.nodes import Node
 from hpstage.plan.plan import SearchPlan
+from hpstage.schedule import Scalar
+from hpstage.schedule.scalars import same
+
+_REMEMBERED = 10_000
+# Hex digits of marks: those of one tensor alone, of 16 bits, are soon the same by chance.
+_LEAST = 8
 
 
 class Notices:
@@ -15,6 +24,7 @@ class Notices:
     def __init__(self, plan: SearchPlan) -> None:
         self._plan = plan
         self._logged: set[str] = set()
+        self._effects = _Effects(plan)
 
     def of(self, report: Report) -> Iterator[str]:
         """Yield the notices of a report that are new."""
@@ -33,6 +43,8 @@ class Notices:
             if text and cause not in self._logged:
                 self._logged.add(cause)
                 yield f"Trial {trial.id.rpartition('/')[2]}: {text}"
+        if isinstance(report, BoundaryReached) and (missing := self._effects.missing(report.reached)):
+            yield missing
 
 
 def _of_length(steps: int, trainer: str, ends_at: int, *, sizes: bool) -> str:
@@ -49,3 +61,60 @@ def _of_length(steps: int, trainer: str, ends_at: int, *, sizes: bool) -> str:
     return (
         f"{what}. State one length in both, or let the space set how the rate changes (s.onecycle, s.cosine, s.linear)"
     )
+
+
+class _Effects:
+    """Compares the saved states. Two branches with different values and the same tensors, bit for bit, have not read
+    the values in which they differ: most likely hyperparameters that are read only where the model is made."""
+
+    def __init__(self, plan: SearchPlan) -> None:
+        self._plan = plan
+        # Nodes by a step, and by the marks and metrics of a state there; the latest ones.
+        self._seen: dict[tuple[int, str, tuple[tuple[str, float], ...]], int] = {}
+        self._logged: set[str] = set()
+
+    def missing(self, reached: StateReached) -> str | None:
+        """Return a message for the user if a state shows that hyperparameters have no effect, once for each."""
+        # Without finite metrics, lines may be the same since all that they hold is NaN.
+        if reached.kept is None or len(reached.kept.marks) < _LEAST or not _finite(reached.metrics):
+            return None
+        # With the metrics: what only evaluate() reads has an effect.
+        place = reached.step, reached.kept.marks, tuple(sorted(to_numbers(reached.metrics or {}).items()))
+        one, two = self._plan.nodes[self._seen.setdefault(place, reached.node)], self._plan.nodes[reached.node]
+        if len(self._seen) > _REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+        if one is two or one.names != two.names:
+            return None
+        names = _differing(one, two, reached.step)
+        if self._logged.issuperset(names):
+            return None
+        self._logged.update(names)
+        names_of_trials = {node.maker.id.rpartition("/")[2] for node in (one, two)}
+        trials = sorted(names_of_trials, key=lambda name: (len(name), name))
+        # Both were trained for one trial where a plateau decides what its values become.
+        who = (
+            f"trials {' and '.join(trials)} differ" if trials[1:] else f"two ways of training trial {trials[0]} differ"
+        )
+        which = f"Hyperparameters {', '.join(map(repr, names))}" if names[1:] else f"The hyperparameter {names[0]!r}"
+        return (
+            f"{which} had no effect on training so far: {who} in nothing else, and are "
+            f"the same after {reached.step} steps, bit for bit. What is read where the model or the optimizer is made "
+            f"has its value at step 0: read hp[{names[0]!r}] in each step (an optimizer's fields follow "
+            f"hyperparameters of their own names, such as lr)"
+        )
+
+
+def _finite(metrics: Metrics | None) -> bool:
+    return metrics is not None and all(map(math.isfinite, to_numbers(metrics).values()))
+
+
+def _differing(one: Node, two: Node, step: int) -> list[str]:
+    """Return the hyperparameters in which two lines have differed before a step."""
+    lines = one.ancestry(), two.ancestry()
+    starts = {node.start for line in lines for node in line if node.start < step} | {step - 1}
+    values = [tuple(_values(line, at) for line in lines) for at in starts]
+    return [name for name in one.names if any(not same(mine[name], other[name]) for mine, other in values)]
+
+
+def _values(line: Sequence[Node], step: int) -> dict[str, Scalar]:
+    return line[bisect_right(line, step, key=lambda node: node.start) - 1].hyperparameters(step)
