@@ -66,19 +66,20 @@ def choose_evictions(states: Iterable[KeptState], budget_bytes: int | None) -> E
     Raises:
         InternalError: the states do not form a forest.
     """
-    forest = _Forest(list(states))
+    known = list(states)
+    anchors, depths = _forest(known)
     stored = _Stored()
-    for state in forest.states:
+    for state in known:
         stored.add(state)
     if budget_bytes is None or stored.bytes <= budget_bytes:
         return EvictionPlan(delete=(), remaining=stored.bytes)
-    gone = _greedy(forest, stored, budget_bytes)
+    gone = _greedy(known, anchors, depths, stored, budget_bytes)
     chosen: list[StateKey] = []
     for index in reversed(gone):  # most expensive first
-        stored.add(forest.states[index])
+        stored.add(known[index])
         if stored.bytes > budget_bytes:
-            stored.remove(forest.states[index])
-            chosen.append(forest.states[index].key)
+            stored.remove(known[index])
+            chosen.append(known[index].key)
     return EvictionPlan(delete=tuple(reversed(chosen)), remaining=stored.bytes)
 
 
@@ -106,15 +107,12 @@ class _Stored:
                 self.bytes -= part.bytes
 
 
-def _greedy(forest: _Forest, stored: _Stored, budget: int) -> list[int]:
+def _greedy(
+    states: list[KeptState], anchors: list[int], depths: list[float], stored: _Stored, budget: int
+) -> list[int]:
     """Remove states from what is stored until that is at most ``budget`` or all are needed; return them in order."""
-    states = forest.states
-    # The index after all states stands for the beginning of training, at depth 0, which is never evicted.
-    beginning = len(states)
-    depths = [*forest.depths, 0.0]
-    anchors = [beginning if parent is None else parent for parent in forest.parents]
-    hanging = [1] * beginning + [0]  # states retrained if this one is evicted: itself, and those evicted below it
-    gone = [False] * (beginning + 1)
+    hanging = [1] * len(states) + [0]  # states retrained if this one is evicted: itself, and those evicted below it
+    gone = [False] * len(hanging)
 
     def anchor(index: int) -> int:
         """Return the nearest ancestor that is still kept, and compress the path to it."""
@@ -152,32 +150,25 @@ def _greedy(forest: _Forest, stored: _Stored, budget: int) -> list[int]:
     return order
 
 
-class _Forest:
-    """The states, with the index of each one's parent and its seconds of training from the beginning."""
-
-    __slots__ = ("depths", "parents", "states")
-
-    def __init__(self, states: list[KeptState]) -> None:
-        self.states = states
-        index = {state.key: number for number, state in enumerate(states)}
-        if len(index) != len(states):
-            raise InternalError("a saved state was given twice to be decided on")
-        self.parents: list[int | None] = []
-        children: list[list[int]] = [[] for _ in states]
-        order: list[int] = []  # parents before their children
-        for number, state in enumerate(states):
-            if state.parent is None:
-                self.parents.append(None)
-                order.append(number)
-            elif state.parent in index:
-                self.parents.append(index[state.parent])
-                children[index[state.parent]].append(number)
-            else:
-                raise InternalError(f"state {state.key} has a parent that is not kept, {state.parent}")
-        self.depths = [0.0] * len(states)
-        for number in order:  # grows while it is walked
-            parent = self.parents[number]
-            self.depths[number] = states[number].seconds + (0.0 if parent is None else self.depths[parent])
-            order.extend(children[number])
-        if len(order) != len(states):
-            raise InternalError("saved states are ancestors of themselves")
+def _forest(states: list[KeptState]) -> tuple[list[int], list[float]]:
+    """Return the index of each state's parent, and its seconds of training from the beginning, which is never evicted
+    and has the index after all states."""
+    beginning = len(states)
+    index: dict[StateKey | None, int] = {state.key: number for number, state in enumerate(states)}
+    if len(index) != beginning:
+        raise InternalError("a saved state was given twice to be decided on")
+    index[None] = beginning
+    children: list[list[int]] = [[] for _ in range(beginning + 1)]
+    for number, state in enumerate(states):
+        if state.parent not in index:
+            raise InternalError(f"state {state.key} has a parent that is not kept, {state.parent}")
+        children[index[state.parent]].append(number)
+    depths = [0.0] * (beginning + 1)
+    order = [beginning]  # parents before their children
+    for number in order:  # grows while it is walked
+        for child in children[number]:
+            depths[child] = states[child].seconds + depths[number]
+        order.extend(children[number])
+    if len(order) != beginning + 1:
+        raise InternalError("saved states are ancestors of themselves")
+    return [index[state.parent] for state in states], depths

@@ -95,7 +95,7 @@ class FolderCheckpoints(FormattedCheckpoints):
         self.prove()
         if size < self._small:
             packed = PackedPlace(self.location(key))
-            manifest = write(packed, "")
+            manifest = write(packed)
             packed.write(files.MANIFEST, files.encode_manifest(manifest))
             entry = packed.entry()
             if len(entry) <= self._small:
@@ -104,7 +104,7 @@ class FolderCheckpoints(FormattedCheckpoints):
         with self._aside() as aside:
             self._make(aside)
             place = FolderPlace(aside)
-            manifest = write(place, "")
+            manifest = write(place)
             place.write(files.MANIFEST, files.encode_manifest(manifest))
             yield manifest, lambda: self._publish(aside, key)
 

@@ -41,8 +41,8 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 # be a quota of requests.
 _NO_ROOM_TEXT = re.compile(r"QuotaExceeded\b|StorageFull\b|InsufficientStorage|Insufficient Storage|No space left")
 
-Write = Callable[[files.Place, str], Manifest]
-"""Writes the files of a state to a place, with a token in their names; returns the manifest that completes them."""
+Write = Callable[..., Manifest]
+"""Writes a state's files to a place, maybe with a ``token`` in the names; returns the manifest that completes them."""
 Publish = Callable[[], bool]
 """Makes a written checkpoint visible at once, with its manifest; ``False`` if there is one already."""
 
@@ -105,18 +105,9 @@ class FormattedCheckpoints(CheckpointStore):
     def _save(
         self, key: StateKey, flat: FlatState, step: int, parent: StateKey | None, division: Division | None
     ) -> Kept:
-        def write(place: files.Place, token: str) -> Manifest:
-            return files.write(
-                place,
-                flat,
-                key=key,
-                step=step,
-                parent=parent,
-                workload=self.workload,
-                token=token,
-                division=division,
-            )
-
+        write = partial(
+            files.write, flat=flat, key=key, step=step, parent=parent, workload=self.workload, division=division
+        )
         parts = {} if division is None else division.parts
         size = sum(leaf.nbytes for index, leaf in enumerate(flat.leaves) if index not in parts)
         with self._explained(key, "write"), self._written(key, write, size) as (manifest, publish):

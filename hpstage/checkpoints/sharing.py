@@ -34,8 +34,8 @@ BEFORE_TRAINING = StateKey(".")
 class Division:
     """The leaves of a state as they are stored: each in the state's own files, or in a part."""
 
-    contents: tuple[str, ...]
-    parts: Mapping[int, Part]
+    contents: tuple[str, ...]  # the xxh3_128 of each leaf's bytes
+    parts: Mapping[int, Part]  # of each leaf that is in one, by its number
 
 
 def name_in_part(leaf: Leaf, content: str) -> str:

@@ -99,7 +99,7 @@ class UrlCheckpoints(FormattedCheckpoints):
         try:
             while True:
                 began = time.time()
-                manifest = self._remote.attempt(lambda: write(place, token))
+                manifest = self._remote.attempt(lambda: write(place, token=token))
                 if abs(time.time() - began) < _ABANDONED / 2:
                     break  # else, e.g. after this host was suspended overnight, the files may have been swept
             yield manifest, publish
@@ -253,15 +253,19 @@ class UrlPlace:
         return self._remote.create(f"{self.path}/{name}")
 
     def open(self, name: str) -> RemoteReader:
-        with _named(name):
+        try:
             return self._remote.open(f"{self.path}/{name}")
+        except FileNotFoundError as error:
+            error.filename = name  # drivers put arbitrary values into it
+            raise
 
     def manifest(self) -> bytes:
         """Read the manifest. It may be incomplete where files are not written atomically, and no valid JSON."""
         for pause in _LOOKS:
             time.sleep(pause)
             content = self._remote.read(f"{self.path}/{files.MANIFEST}")
-            if _is_json(content):
+            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                msgspec.json.decode(content)
                 break
         return content
 
@@ -270,24 +274,6 @@ class UrlPlace:
 
     def write_new(self, name: str, content: bytes) -> None:
         self._remote.write_new(f"{self.path}/{name}", content)
-
-
-@contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Make a ``FileNotFoundError`` name the file: drivers put arbitrary values into it."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        error.filename = name
-        raise
-
-
-def _is_json(content: bytes) -> bool:
-    try:
-        msgspec.json.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return True
 
 
 def _remedy(error: OSError) -> str:
