@@ -61,11 +61,7 @@ class Journal(ABC):
 
     @abstractmethod
     def append(
-        self,
-        records: Sequence[bytes],
-        *,
-        expect: Cursor | None = None,
-        fences: Mapping[str, int] = NO_FENCES,
+        self, records: Sequence[bytes], *, expect: Cursor | None = None, fences: Mapping[str, int] = NO_FENCES
     ) -> int | None:
         """Append and return the position of the first record; ``None`` if ``expect`` is not the end of the log."""
 

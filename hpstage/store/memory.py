@@ -37,11 +37,7 @@ class MemoryJournal(Journal):
         self._closed = False
 
     def append(
-        self,
-        records: Sequence[bytes],
-        *,
-        expect: Cursor | None = None,
-        fences: Mapping[str, int] = NO_FENCES,
+        self, records: Sequence[bytes], *, expect: Cursor | None = None, fences: Mapping[str, int] = NO_FENCES
     ) -> int | None:
         with self._lock:
             self._check_open()

@@ -43,12 +43,9 @@ def open_or_make(
 
 def find_journal(store: str | os.PathLike[str] | None, name: str, workload: str, closing: ExitStack) -> Journal | None:
     """Open the journal that :func:`open_or_make` would open, if it is there: no folder is made."""
-    own = _own(name, workload)
-    if (opener := _opener(store)) is not None:
-        journal = opener(str(store), own)
-        closing.callback(journal.close)
-        return journal
-    folder = Path(DEFAULT_ROOT) / own if store is None else Path(store)
+    if _opener(store) is not None:
+        return open_or_make(store, name, workload, closing)[0]
+    folder = Path(DEFAULT_ROOT) / _own(name, workload) if store is None else Path(store)
     return open_journal(folder, closing=closing, read_only=True) if _has_plan(folder) else None
 
 

@@ -88,11 +88,7 @@ class RedisJournal(Journal):
         return f"RedisJournal({self._server.where!r}, prefix={self.prefix!r})"
 
     def append(
-        self,
-        records: Sequence[bytes],
-        *,
-        expect: Cursor | None = None,
-        fences: Mapping[str, int] = NO_FENCES,
+        self, records: Sequence[bytes], *, expect: Cursor | None = None, fences: Mapping[str, int] = NO_FENCES
     ) -> int | None:
         with self._appending:
             self._appends += 1
@@ -132,7 +128,8 @@ class RedisJournal(Journal):
         records: list[bytes] = []
         while first < stop:
             count = min(CHUNK, stop - first)
-            entries = self._command("XRANGE", self._keys[0], first + 1, "+", "COUNT", count)
+            self._check_process()
+            entries = self._server.command("XRANGE", self._keys[0], first + 1, "+", "COUNT", count) or []
             if len(entries) < count or entries[-1][0] != b"%d-0" % (first + count):
                 raise self._gone()
             stored = [fields[1] for _, fields in entries]
@@ -237,10 +234,6 @@ class RedisJournal(Journal):
                 f"of it (DEL, XTRIM, XDEL); restore a copy of it, or choose another prefix"
             )
         return answer
-
-    def _command(self, *arguments: Argument) -> Any:
-        self._check_process()
-        return self._server.command(*arguments) or []
 
     def _check_process(self) -> None:
         if self._owner != os.getpid():

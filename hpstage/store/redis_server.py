@@ -42,9 +42,8 @@ _REMEDIES = {
     "WRONGTYPE": "a key of this prefix holds something else; choose another prefix",
     "NOPERM": "this user may not do that; allow it the commands EVAL, EVALSHA, INFO, XLEN, XRANGE, XREAD and those of "
     "scripts (TIME, TYPE, EXISTS, EXPIRE, PERSIST, RENAME, hashes, XADD) on the keys of the prefix",
-    "MOVED": "the server is a node of a Redis Cluster, which is not supported; use a single server",
-    "CROSSSLOT": "the server is a node of a Redis Cluster, which is not supported; use a single server",
-    "CLUSTERDOWN": "the server is a node of a Redis Cluster, which is not supported; use a single server",
+    "(MOVED|CROSSSLOT|CLUSTERDOWN)": "the server is a node of a Redis Cluster, which is not supported; use a single "
+    "server",
     "(?i:unknown (redis )?command)": "the server does not know a command that hpstage needs; undo its rename-command, "
     "or use another server",
     "(?i:DB index)": "the server has no database of this number; give another in the URL, redis://HOST:PORT/0, or "

@@ -144,12 +144,7 @@ class SQLiteJournal(Journal):
         except OSError as error:
             raise StoreError(f"cannot make the folder of journal {self.path}: {error.strerror}") from error
         with self._explained():
-            connection = sqlite3.connect(
-                self.path,
-                timeout=patience,
-                isolation_level=None,
-                check_same_thread=False,
-            )
+            connection = sqlite3.connect(self.path, timeout=patience, isolation_level=None, check_same_thread=False)
             try:
                 # First, so that another application's database is left unchanged.
                 _persist(lambda: self._prepare(connection), deadline)
@@ -165,11 +160,7 @@ class SQLiteJournal(Journal):
             self._connection = connection
 
     def append(
-        self,
-        records: Sequence[bytes],
-        *,
-        expect: Cursor | None = None,
-        fences: Mapping[str, int] = NO_FENCES,
+        self, records: Sequence[bytes], *, expect: Cursor | None = None, fences: Mapping[str, int] = NO_FENCES
     ) -> int | None:
         with self._writing() as connection:
             if lost := _not_held(connection, fences):
