@@ -13,17 +13,8 @@ from hpstage.execution import device_memory
 from hpstage.execution.route import Course
 from hpstage.execution.saving import Saves
 from hpstage.execution.verification import ForkVerification
-from hpstage.plan.facts import (
-    NO_FROZEN_WORK,
-    ChainId,
-    ChainOutcome,
-    FrozenWork,
-    StateReached,
-    UserFailure,
-    WorkerId,
-    to_metrics,
-)
-from hpstage.plan.messages import Boundary, Chain, ChainEnded, Stage
+from hpstage.plan.facts import NO_FROZEN_WORK, ChainId, FrozenWork, StateReached, WorkerId, to_metrics
+from hpstage.plan.messages import Boundary, Chain, Stage
 from hpstage.schedule import Scalar, varies
 from hpstage.training.step_log import Recorder
 
@@ -138,23 +129,6 @@ class Flight:
             workers=self.workers * self.part,
             alone_seconds=alone_seconds,
             frozen=self.frozen if self.frozen.batches else None,
-        )
-
-    def ended(
-        self, worker: WorkerId, at: float, outcome: ChainOutcome, *, failure: UserFailure | None, message: str
-    ) -> ChainEnded:
-        """Return the report of the chain's end. Training that was not reported before is wasted."""
-        return ChainEnded(
-            chain=self.chain.id,
-            worker=worker,
-            outcome=outcome,
-            at=at,
-            node=self.stage.node,
-            step=self.step,
-            failure=failure,
-            message=message,
-            wasted_steps=max(0, self.step - self.since),
-            wasted_seconds=(self.train_seconds + self.load_seconds) * self.workers,
         )
 
     def has_reported(self) -> None:

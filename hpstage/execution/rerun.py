@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -44,14 +43,6 @@ _LONGEST = 60.0
 _TO = StateKey("1" * 32)
 
 
-@dataclass(frozen=True, slots=True)
-class _Fork:
-    """A state that is saved on the way. The steps after it are retrained from it."""
-
-    step: int
-    key: StateKey
-
-
 class Reruns:
     """Retrains parts of the chains of one trainable, in ``untrained``. Once closed, with that, it does nothing."""
 
@@ -75,7 +66,7 @@ class Reruns:
         self._clocks = 0.0, 0.0  # of that step: the time, and what the thread has computed
         self._least = math.inf  # seconds of its shortest step
         self._reported: list[int] = []  # steps after which training was to report
-        self._fork: _Fork | None = None  # the last state on the way, until some steps have followed
+        self._fork: Boundary | None = None  # the last that kept a state on the way, until some steps have followed
         self._taken: int | None = None  # where a state of it was taken,
         self._scratch: Scratch | None = None  # and where that is
 
@@ -166,7 +157,7 @@ class Reruns:
             flight.start_clock()
         is_source = flight.step == flight.chain.stages[0].start
         if boundary is not None and kept and not is_source and len(self._queue) < _WAITING_FORKS and self._has_time():
-            self._fork = _Fork(flight.step, boundary.key)
+            self._fork = boundary
 
     def begin(self, flight: Flight, metrics: Metrics | None) -> None:
         """Start retraining the end of the chain, if it is one of those to retrain. ``metrics``: those at its end."""
@@ -177,7 +168,7 @@ class Reruns:
             self._add(flight, metrics, fork=self._fork, at_end=True)
         self._leave()
 
-    def _add(self, flight: Flight, metrics: Metrics | None, *, fork: _Fork | None, at_end: bool = False) -> None:
+    def _add(self, flight: Flight, metrics: Metrics | None, *, fork: Boundary | None, at_end: bool = False) -> None:
         """Queue the steps since a fork for retraining and, at the chain's end, those since the state that was taken."""
         began = time.perf_counter()
         begin = flight.chain.stages[0].start

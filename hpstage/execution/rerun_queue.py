@@ -211,7 +211,13 @@ class RerunQueue:
                 difference=difference,
             )
         elif result.problem is not None:
-            _warn(result.problem, rerun.segment)
+            logger.warning(
+                "Steps %d to %d could not be trained again in a process that had trained nothing, as is needed if a "
+                "worker is lost: %s",
+                rerun.segment.start,
+                rerun.segment.stop,
+                result.problem.text,
+            )
 
     def _give_up(self, error: OSError) -> None:
         logger.debug("nothing more is trained again: %s", error)
@@ -238,13 +244,3 @@ def _error(problem: Problem | None) -> str:
         return ""
     line = problem.text.splitlines()[-1]
     return "" if any(words in line for words in _MEMORY) else line
-
-
-def _warn(problem: Problem, segment: Segment) -> None:
-    logger.warning(
-        "Steps %d to %d could not be trained again in a process that had trained nothing, as is needed if a worker "
-        "is lost: %s",
-        segment.start,
-        segment.stop,
-        problem.text,
-    )

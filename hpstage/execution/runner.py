@@ -12,15 +12,7 @@ from msgspec.structs import replace
 from hpstage.checkpoints.live import LiveCache
 from hpstage.checkpoints.patient_store import PatientStore
 from hpstage.checkpoints.store import CheckpointStore
-from hpstage.errors import (
-    CheckpointError,
-    CompilerFailed,
-    DeviceFull,
-    GangApart,
-    GangLost,
-    NonFiniteLoss,
-    StateError,
-)
+from hpstage.errors import CheckpointError, CompilerFailed, DeviceFull, GangApart, GangLost, NonFiniteLoss, StateError
 from hpstage.errors.text import writable
 from hpstage.execution import gang
 from hpstage.execution.control import Control
@@ -477,8 +469,20 @@ class ChainRunner:
     def _over(
         self, flight: Flight, outcome: ChainOutcome, *, failure: UserFailure | None = None, message: str = ""
     ) -> ChainEnded:
+        """Return the report of the chain's end. Training that was not reported before is wasted."""
         if outcome in ("failed", "unreadable", "lost"):
             self._position.key = None
         flight.stop_clock()
         gang.dismiss(self._trainable, flight.chain, self._position.key)
-        return flight.ended(self._worker, self._clock(), outcome, failure=failure, message=message)
+        return ChainEnded(
+            chain=flight.chain.id,
+            worker=self._worker,
+            outcome=outcome,
+            at=self._clock(),
+            node=flight.stage.node,
+            step=flight.step,
+            failure=failure,
+            message=message,
+            wasted_steps=max(0, flight.step - flight.since),
+            wasted_seconds=(flight.train_seconds + flight.load_seconds) * flight.workers,
+        )
