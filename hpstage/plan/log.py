@@ -104,8 +104,9 @@ def fold_on(journal: Journal, plan: SearchPlan, fold: Callable[[Fact], object], 
     """
     records, behind = journal.read_on(plan.cursor, limit)
     first = plan.cursor.position
-    with _newer_named(journal):
-        fold_checked(plan, records, first, fold)
+    if records:  # in most turns of a driver there are none
+        with _newer_named(journal):
+            fold_checked(plan, records, first, fold)
     plan.cursor = behind
     return len(records)
 

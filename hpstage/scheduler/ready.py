@@ -11,6 +11,9 @@ from hpstage.scheduler.branches import Branch
 ReadyStage = tuple[float, Branch, int]
 """A source from which a wanted step can be trained now, with the seconds of its longest path: a branch, and a step."""
 
+_Entry = tuple[float, int, int]
+"""A ready stage as it is queued: the negative of its seconds, the id of its branch's node, and its step."""
+
 
 class ReadyStages:
     """The queue of the ready stages; ``remaining`` returns the seconds of the longest path from a source."""
@@ -18,7 +21,8 @@ class ReadyStages:
     def __init__(self, branches: Sequence[Branch], remaining: Callable[[Branch, int], float]) -> None:
         self._branches = branches
         self._remaining = remaining
-        self._queue: SortedList = SortedList()  # of (-seconds, node id, step)
+        self._queue: SortedList = SortedList()  # of entries
+        self._found: list[ReadyStage] = []  # the first of the queue, as far as known since it changed
         self._estimates = 0  # how often estimates have changed without all that depends on them
 
     @property
@@ -28,6 +32,7 @@ class ReadyStages:
     def renew(self) -> None:
         """Record that estimates have changed which may affect any ready stage."""
         self._estimates += 1
+        self._found = []
 
     def put(self, branch: Branch, step: int) -> None:
         """Add a ready stage, or queue it again if its seconds have changed."""
@@ -39,12 +44,18 @@ class ReadyStages:
         """Remove a ready stage, if it is one."""
         seconds = branch.ready.pop(step, None)
         if seconds is not None:
-            self._queue.remove((-seconds, branch.node.id, step))
+            self._remove((-seconds, branch.node.id, step))
 
     def first(self, most: int) -> list[ReadyStage]:
-        """Return at most so many ready stages with the longest paths, estimated again. Ties go to the older node."""
+        """Return at most so many ready stages with the longest paths, after estimating them again. Ties go to the older
+        node."""
+        if len(self._found) < min(most, len(self._queue)):
+            self._found = self._find(most)
+        return self._found[:most]
+
+    def _find(self, most: int) -> list[ReadyStage]:
         while True:
-            found = [(-negative, self._branches[id], step) for negative, id, step in self._queue.islice(0, most)]
+            found = [(-negative, self._branches[id], step) for negative, id, step in self._queue[:most]]
             unrated = {branch.node.id: branch for _, branch, _ in found if branch.rated != self._estimates}
             if not unrated:
                 return found
@@ -62,6 +73,19 @@ class ReadyStages:
         if before == seconds:
             return
         if before is not None:
-            self._queue.remove((-before, branch.node.id, step))
+            self._remove((-before, branch.node.id, step))
         branch.queue_stage(step, seconds)
-        self._queue.add((-seconds, branch.node.id, step))
+        entry = (-seconds, branch.node.id, step)
+        self._forget(entry)
+        self._queue.add(entry)
+
+    def _remove(self, entry: _Entry) -> None:
+        self._forget(entry)
+        self._queue.remove(entry)
+
+    def _forget(self, entry: _Entry) -> None:
+        """Forget what :meth:`first` has found if an entry is added or removed before the last of it."""
+        if self._found:
+            seconds, branch, step = self._found[-1]
+            if entry <= (-seconds, branch.node.id, step):
+                self._found = []

@@ -48,12 +48,93 @@ def test_the_first_ready_stages_are_those_of_a_sorted_list(changes: list[tuple[s
     assert ids == sorted(seconds, key=lambda stage: (-seconds[stage], *stage))
 
 
+class Plain:
+    """The same queue, sorted at every look."""
+
+    def __init__(self, estimates: dict[tuple[int, int], float]) -> None:
+        self.estimates = estimates
+        self.queued: dict[tuple[int, int], float] = {}
+        self.unrated: set[int] = set()  # branches that are to be estimated again
+
+    def renew(self) -> None:
+        self.unrated = {id for id, _ in self.estimates}
+
+    def rate(self, id: int) -> None:
+        self.unrated.discard(id)
+        self.queued |= {stage: self.estimates[stage] for stage in self.queued if stage[0] == id}
+
+    def put(self, id: int, step: int) -> None:
+        if id in self.unrated:
+            self.rate(id)
+        self.queued[id, step] = self.estimates[id, step]
+
+    def first(self, most: int) -> list[tuple[float, int, int]]:
+        while True:
+            found = sorted((-seconds, *stage) for stage, seconds in self.queued.items())[:most]
+            unrated = self.unrated.intersection(id for _, id, _ in found)
+            if not unrated:
+                return [(-negative, id, step) for negative, id, step in found]
+            for id in unrated:
+                self.rate(id)
+
+
+stages = st.tuples(st.integers(0, 2), st.integers(0, 1))
+change_of_stages = st.one_of(
+    st.tuples(st.just("estimate"), stages, st.integers(0, 4)),
+    st.tuples(st.just("put"), stages, st.just(0)),
+    st.tuples(st.just("drop"), stages, st.just(0)),
+    st.tuples(st.just("renew"), st.just((0, 0)), st.just(0)),
+)
+
+
+@given(st.lists(st.tuples(change_of_stages, st.integers(0, 6)), max_size=100))
+def test_a_look_finds_the_same_whatever_was_found_before(
+    turns: list[tuple[tuple[str, tuple[int, int], int], int]],
+) -> None:
+    """What was found is returned again as long as nothing before it has changed."""
+    branches = [Branch(Node(NodeId(id), None, 0, (), (), None, MAKER), None, 1.0) for id in range(3)]
+    estimates = {(id, step): float(step) for id in range(3) for step in range(2)}
+    ready = ReadyStages(branches, lambda branch, step: estimates[branch.node.id, step])
+    plain = Plain(estimates)
+    for (what, (id, step), seconds), looked_at in turns:
+        if what == "estimate":
+            estimates[id, step] = float(seconds)
+        elif what == "put":
+            ready.put(branches[id], step)
+            plain.put(id, step)
+        elif what == "drop":
+            ready.drop(branches[id], step)
+            plain.queued.pop((id, step), None)
+        else:
+            ready.renew()
+            plain.renew()
+        if looked_at:
+            found = ready.first(looked_at)
+            assert [(left, branch.node.id, step) for left, branch, step in found] == plain.first(looked_at)
+            found.clear()  # it is the caller's
+        assert ready.count == len(plain.queued)
+
+
+def test_looking_again_is_cheaper_as_long_as_the_first_have_not_changed() -> None:
+    branches = [Branch(Node(NodeId(id), None, 0, (), (), None, MAKER), None, 1.0) for id in range(COUNT)]
+    ready = ReadyStages(branches, lambda branch, step: float(branch.node.id))
+    for branch in branches[1:]:
+        ready.put(branch, 0)
+    searching = calls_of(lambda: ready.first(8))
+    ready.put(branches[0], 0)  # it comes last
+    again = [calls_of(lambda most=most: ready.first(most)) for most in (8, 4, 1)]
+    assert max(again) < searching
+    ready.drop(branches[COUNT - 1], 0)
+    assert calls_of(lambda: ready.first(8)) == searching
+
+
 def test_ready_stages_stay_in_order_when_their_estimates_are_renewed() -> None:
     branches = [Branch(Node(NodeId(id), None, 0, (), (), None, MAKER), None, 1.0) for id in range(3)]
     seconds = [3.0, 2.0, 1.0]
     ready = ReadyStages(branches, lambda branch, step: seconds[branch.node.id])
     for branch in branches:
         ready.put(branch, 0)
+    assert [(left, branch.node.id) for left, branch, _ in ready.first(2)] == [(3.0, 0), (2.0, 1)]
     seconds[1] = 5.0
     ready.renew()
     assert [(left, branch.node.id) for left, branch, _ in ready.first(2)] == [(5.0, 1), (3.0, 0)]
