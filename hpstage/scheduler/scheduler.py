@@ -116,7 +116,7 @@ class Scheduler:
         self.driver = driver
         self._now = 0.0  # the latest known time
         self.workers = Workers(slots)
-        self.workers.step_times = plan.step_times or ALONE
+        self.workers.set_step_times(plan.step_times or ALONE)
         self._running: dict[ChainId, Orders] = {}  # orders of this driver's chains
         self.answers = Answers(plan, self._tree, driver)
         self._builder = ChainBuilder(
@@ -269,7 +269,7 @@ class Scheduler:
                 self._part(fact)
             case StepsTimed():
                 self._plan.apply(fact)
-                self.workers.step_times = self._plan.step_times or ALONE
+                self.workers.set_step_times(self._plan.step_times or ALONE)
                 self._narrows = True
             case DriverJoined(driver=self.driver):
                 self._covers.pool = fact.pool

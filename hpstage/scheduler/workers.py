@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from hpstage.errors import InternalError
 from hpstage.plan.facts import ChainId, StateRef, WorkerId
 from hpstage.plan.messages import host_of
-from hpstage.plan.step_times import ALONE
+from hpstage.plan.step_times import ALONE, StepTimes
 from hpstage.scheduler.orders import Orders
 
 # Remembered states that a worker may still hold live; they only affect a preference.
@@ -54,7 +54,7 @@ class Workers(dict[WorkerId, Worker]):
         super().__init__()
         self._slots = sys.maxsize if slots is None else slots  # the most chains that one may train side by side
         self.most = 0  # largest number present at one time, not counting slots
-        self.step_times = ALONE  # of chains side by side, as far as measured
+        self.set_step_times(ALONE)
         self._joined = 0
         self._of_host: dict[WorkerId, dict[WorkerId, Worker]] = {}  # the slots of each host
         self._free: dict[WorkerId, Worker] = {}  # those without a chain
@@ -127,9 +127,10 @@ class Workers(dict[WorkerId, Worker]):
         slots = self._of_host.get(host, {}).values()
         return next((slot.chain for slot in reversed(slots) if slot.chain is not None), None)
 
-    @property
-    def _widest(self) -> int:
-        return self.step_times.allowed(self._slots)
+    def set_step_times(self, measured: StepTimes) -> None:
+        """Set what is known of the times of chains side by side, and with it how many a host may train."""
+        self.step_times = measured
+        self._widest = measured.allowed(self._slots)
 
     def surplus(self) -> Iterator[ChainId]:
         """Yield the chains of slots by which hosts train more chains side by side than pays."""
