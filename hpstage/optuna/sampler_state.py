@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import optuna
+from optuna.samplers import BaseSampler
 
 from hpstage.errors import StoreError
 from hpstage.optuna import private
@@ -44,7 +45,7 @@ class _Parts:
     generators: dict[str, Any] = field(default_factory=dict)
     numbers: dict[str, tuple[Any, Any, bool | int | float]] = field(default_factory=dict)
     """For each number: its holder, its name there, and its value."""
-    kernels: dict[str, optuna.samplers.BaseSampler] = field(default_factory=dict)
+    kernels: dict[str, BaseSampler] = field(default_factory=dict)
     """Samplers that fit kernels."""
     others: dict[str, object] = field(default_factory=dict)
     """Attributes that cannot be kept, as far as it is cheap to notice their changes."""
@@ -137,14 +138,14 @@ def _fields(owner: object) -> dict[str, Any]:
 
 
 def _is_sampler(value: object) -> bool:
-    return _home(value).startswith("optuna.samplers") or isinstance(value, optuna.samplers.BaseSampler)
+    return _home(value).startswith("optuna.samplers") or isinstance(value, BaseSampler)
 
 
 def _home(value: object) -> str:
     return type(value).__module__
 
 
-def _parts_of(sampler: optuna.samplers.BaseSampler, large: set[int]) -> _Parts:
+def _parts_of(sampler: BaseSampler, large: set[int]) -> _Parts:
     parts = _Parts(large=large)
     parts.add_all(sampler)
     return parts
@@ -157,7 +158,7 @@ class SamplerState:
     in the study and its record here loses what the sampler draws or counts at that end.
     """
 
-    def __init__(self, sampler: optuna.samplers.BaseSampler) -> None:
+    def __init__(self, sampler: BaseSampler) -> None:
         self._sampler = sampler
         self._large: set[int] = set()
         self._unchanged: dict[str, RandomState] = {}
@@ -167,6 +168,13 @@ class SamplerState:
         self._last |= dict.fromkeys(parts.kernels, "{}")
         self._others: dict[str, object] | None = parts.others
         self._kept = parts.numbers.keys() | parts.generators.keys()
+
+    @property
+    def may_change_between(self) -> bool:
+        """Whether the state may change otherwise than by proposals: not that of an Optuna sampler which does nothing as
+        a trial ends. Others may also be changed by callbacks."""
+        at_end = getattr(self._sampler.after_trial, "__func__", None)
+        return at_end is not BaseSampler.after_trial or not _home(self._sampler).startswith("optuna.")
 
     def take(self) -> dict[str, RandomState | str]:
         """Return what has changed of the state: of each NumPy ``RandomState`` about 70 bytes, plus 3.4 kB whenever it

@@ -226,7 +226,7 @@ class Roster(Trials):
 
     def trial_ended(self) -> None:
         """Record what the sampler has drawn or counted as a trial ended."""
-        if states := self._sampler.take():
+        if self._sampler.may_change_between and (states := self._sampler.take()):
             self._driver.log.write([TrialProposed(self._started.study, None, None, states)])
 
     # --- new trials ---------------------------------------------------------------------------------------

@@ -173,6 +173,17 @@ def test_another_process_continues_with_the_same_proposals(
     assert "does not keep" not in caplog.text
 
 
+@pytest.mark.parametrize(("make", "times"), [(lambda: RandomSampler(seed=1), 1), (lambda: Counting(1), 2)])
+def test_the_state_is_recorded_once_for_each_trial_if_nothing_else_changes_it(
+    make: Callable[[], BaseSampler], times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sampler of the user's may be changed by a callback, too."""
+    taken, take = [], SamplerState.take
+    monkeypatch.setattr(SamplerState, "take", lambda state: taken.append(state) or take(state))
+    search(optuna.create_study(sampler=make()), MemoryJournal())
+    assert len(taken) == 1 + 8 * times  # the first at the start of the search
+
+
 class Changing(Foreign):
     """Draws from what ``change`` makes of an attribute."""
 
