@@ -129,11 +129,10 @@ class Savings:
             "lost training and verification": self.wasted_seconds,
             "the exchange of workers": self.exchange_seconds,
         }
-        return (
-            f"nothing: {max(extra, key=extra.__getitem__)} took {duration(lost)} more"
-            if any(extra.values())
-            else "nothing"
-        )
+        most = max(extra, key=extra.__getitem__)
+        if not extra[most]:
+            return "nothing"
+        return f"nothing: {duration(lost)} more; {most} took {duration(extra[most])}"
 
     def as_dict(self) -> dict[str, float | None]:
         names = [field.name for field in fields(self)]
