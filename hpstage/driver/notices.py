@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from hpstage.plan.facts import ForkVerified, Metrics, StateReached, to_numbers
 from hpstage.plan.messages import BoundaryReached, Noticed, Report
-from hpstage.plan.nodes import Node
+from hpstage.plan.nodes import Node, PlannedTrial
 from hpstage.plan.plan import SearchPlan
 from hpstage.schedule import Scalar
 from hpstage.schedule.scalars import same
@@ -89,7 +89,7 @@ class _Effects:
         if self._logged.issuperset(names):
             return None
         self._logged.update(names)
-        names_of_trials = {node.maker.id.rpartition("/")[2] for node in (one, two)}
+        names_of_trials = {self._through(node, reached.step).id.rpartition("/")[2] for node in (one, two)}
         trials = sorted(names_of_trials, key=lambda name: (len(name), name))
         # Both were trained for one trial where a plateau decides what its values become.
         who = (
@@ -102,6 +102,12 @@ class _Effects:
             f"has its value at step 0: read hp[{names[0]!r}] in each step (an optimizer's fields follow "
             f"hyperparameters of their own names, such as lr)"
         )
+
+    def _through(self, node: Node, step: int) -> PlannedTrial:
+        """Return the first trial whose path has the state at ``step`` of a node: the trial with which the node began
+        may branch off before. None has it where a plateau has decided otherwise since: then that one."""
+        trials = (trial for trial in self._plan.trials.values() if trial.steps >= step)
+        return next((trial for trial in trials if trial.node_at(step) is node), node.maker)
 
 
 def _finite(metrics: Metrics | None) -> bool:

@@ -92,3 +92,19 @@ def test_a_hyperparameter_without_effect_is_logged_once(
     messages = [text for record in caplog.records if "no effect" in (text := record.getMessage())]
     assert len(messages) == (named is not None)
     assert named is None or f"{named} had no effect on training so far: trials " in messages[0]
+
+
+def test_the_trials_that_differ_are_named_though_one_has_begun_both_branches(caplog: pytest.LogCaptureFixture) -> None:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for late in (3, 1):
+        study.enqueue_trial({"late": late})
+
+    def space(trial: optuna.Trial) -> dict[str, s.Schedule | int]:
+        return {"a": 1, "b": s.piecewise({0: 1, 4: trial.suggest_categorical("late", [1, 3])})}
+
+    hpstage.optimize(
+        study, Weights(), space, metric="value", steps=8, n_trials=2,
+        store=MemoryJournal(), executor=hpstage.InlineExecutor(), show_progress_bar=False,
+    )  # fmt: skip
+    messages = [text for record in caplog.records if "no effect" in (text := record.getMessage())]
+    assert [text.partition(": ")[2].partition(" differ")[0] for text in messages] == ["trials 0 and 1"]
