@@ -220,7 +220,7 @@ class _HyperbandSearch(Search):
         return self._halvings[place]
 
     def _begin(self) -> list[Action]:
-        """Ask for proposed and admitted trials.
+        """Request targets of the trials that are proposed and whose cycle is admitted.
 
         A resumed search proposes all its trials at once: those of a later cycle wait, so that results are reported in
         the same order as in the interrupted search.

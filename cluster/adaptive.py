@@ -31,7 +31,8 @@ _LONGEST = 600.0
 
 
 class AdaptiveTarget(SchedulerPlugin):  # type: ignore[misc]
-    """Scheduler plugin: answers with the number of workers that searches can use, at least with what other tasks need.
+    """Scheduler plugin: answers adaptive scaling with the number of workers that searches can use, or with Dask's own
+    estimate for all tasks if that is more.
 
     The plugin remains installed, but answers only while a search is connected.
     """

@@ -145,8 +145,8 @@ def fork_server(preload: Iterable[str] = ()) -> ForkServer | None:
     for name in names:
         if name not in PRELOADED:
             raise UsageError(
-                f"preload names {name!r}; it must be a list of any of {', '.join(PRELOADED)}: training processes "
-                f"import everything else themselves, in its current version"
+                f"preload names {name!r}; only {', '.join(PRELOADED)} can be preloaded: training processes import "
+                f"everything else themselves, in its current version"
             )
         spec = find_spec(name.removeprefix("hpstage."))
         if spec is None:

@@ -60,7 +60,7 @@ def local_cluster(
     """
     require_main_guard()
     if fork_server is not None and preload:
-        raise UsageError("preload= is for a server that is started here; leave it out with fork_server=")
+        raise UsageError("preload= has no effect on a fork_server= that is already running; leave one of them out")
     server = fork_server or start_fork_server(preload)  # imports torch while this process imports Dask
     try:
         from hpstage.cluster.devices import assigned

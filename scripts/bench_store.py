@@ -1,4 +1,4 @@
-"""How fast the stores remember, and what Redis needs of memory.
+"""How fast stores append and read events and acquire leases, and how much memory Redis needs.
 
     .venv/bin/python scripts/bench_store.py [--json FILE] [--redis URL] [--events 100000] [--seconds 3]
                                             [--replay 1000000] [--stages 100000] [--processes 1 8 32]

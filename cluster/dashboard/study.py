@@ -138,7 +138,7 @@ class StudyView:
         self.trial_changes.mark(trial)
 
     def request(self, trial: PlannedTrial, before: int, step: int) -> list[StudyBranch]:
-        """Record that ``step`` of a trial is requested, the farthest before being ``before``. Return new branches."""
+        """Record that ``step`` of a trial is requested; before, the farthest was ``before``. Return new branches."""
         self.rungs.setdefault(step, Rung()).requested += 1
         self.trial_changes.mark(trial.id)
         return extend(self.branches, trial, before, step, lambda node: StudyBranch(node, node.start, study=self))

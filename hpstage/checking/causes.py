@@ -100,7 +100,7 @@ def _by_path(way: str, apart: Apart, style: Style) -> tuple[str, str] | None:
         return (
             "what training is made of is not the same in every process, so that workers would not agree",
             "make data, code and attributes the same everywhere: give the generator that makes or splits data a fixed "
-            "seed, sort what comes from a set, or state data_version or version",
+            "seed, sort what comes from a set, or set data_version or version",
         )
     if path.startswith(METRIC) and way == ways.AGAIN:
         return (

@@ -20,7 +20,7 @@ def copy_checkpoint(key: StateKey, source: CheckpointStore, target: CheckpointSt
     elif found == manifest.digest:
         return False
     if found != manifest.digest:
-        raise UsageError(f"{target.location(key)} holds another state of the same key; copy to another place")
+        raise UsageError(f"{target.location(key)} holds another state under the same key; copy to an empty store")
     return True
 
 

@@ -126,7 +126,7 @@ class Remote:
                 raise
             # An S3-compatible server without conditional writes.
             if self.attempt(lambda: files.exists(full)):
-                raise FileExistsError(errno.EEXIST, "the file is there", path) from None
+                raise FileExistsError(errno.EEXIST, "the file exists", path) from None
             self.write(path, content)
 
     @contextmanager

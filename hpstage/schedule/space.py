@@ -197,5 +197,5 @@ def longest(space: Space, steps: int | None) -> int:
     if steps is not None:
         return steps
     if not isinstance(space, WSDSweep):
-        raise UsageError("steps is missing; give the most steps that a trial has")
+        raise UsageError("steps is missing; give the most steps that a trial has (steps=, or --steps)")
     return space.steps

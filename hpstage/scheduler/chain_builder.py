@@ -58,7 +58,7 @@ class ChainBuilder:
         return self.for_gang(path) if orders.chain.gang else path
 
     def for_gang(self, path: tuple[Span, ...]) -> tuple[Span, ...]:
-        """Return the beginning of a path in which no fork is to be verified."""
+        """Return the path up to its first node whose fork is still to be verified, which a gang cannot do."""
         return tuple(takewhile(lambda span: self.is_verified(self.plan.nodes[span.node]), path))
 
     def path(self, branch: Branch, step: int, marks: int = 0) -> tuple[Span, ...]:

@@ -98,10 +98,12 @@ def lengthened(
 
 
 def continued(now: SearchStarted, record: SearchRecord | None, ledger: Ledger) -> SearchStarted:
-    """Return a call that takes over the trials of an interrupted search from which it differs in ``n_trials`` or
-    ``defaults`` alone, or that of an earlier call which it continues, with the workers that there were then.
+    """Return the call ``now``, as a continuation of the earlier search if it continues that: an interrupted one from
+    which it differs in ``n_trials`` and ``defaults`` at most, or any one that it extends. A continuation has the number
+    of workers of the earlier search.
 
-    Fewer trials than the search has are further ones, of which the open ones are the first, as in ``study.optimize``.
+    If ``n_trials`` is less than the earlier search has, so many more trials will end, those still open first, as in
+    ``study.optimize``.
     """
     if record is None or (record.ended and not now.extends):
         return now

@@ -160,14 +160,14 @@ class Request:
         )
         if not is_default and not isinstance(self.algorithm, OptunaPruner):
             yield (
-                f"{algorithm} does not ask the study's {type(pruner).__name__}; algorithm=OptunaPruner(interval=...) "
+                f"{algorithm} does not use the study's {type(pruner).__name__}; algorithm=OptunaPruner(interval=...) "
                 "does"
             )
         if isinstance(self.algorithm, OptunaPruner) and self.algorithm.window < self.workers:
             yield (
-                f"OptunaPruner(window={self.algorithm.window}) has so few trials open at a time, and there are "
-                f"{self.workers} workers; OptunaPruner(window={self.workers}) uses them all, and the pruner knows "
-                f"fewer results when it decides"
+                f"OptunaPruner(window={self.algorithm.window}) has fewer trials open at a time than there are workers "
+                f"({self.workers}); OptunaPruner(window={self.workers}) uses all of them, but the pruner knows fewer "
+                f"results when it decides"
             )
         setting, sampler = self.setting, samplers(self.study)[-1]
         if not setting.adaptive or self.n_trials is None or not isinstance(self.algorithm, FullTraining):
@@ -176,9 +176,10 @@ class Request:
             return  # it learns from those
         if startup_trials(sampler) < self.n_trials <= self.algorithm.start(setting, Trials()).room():
             yield (
-                f"all {self.n_trials} trials are proposed before the first has a value, so that "
-                f"{type(sampler).__name__} learns from none; algorithm=FullTraining(window="
-                f"{max(self.workers, self.n_trials // 4)}) has so many open at a time, and it learns from the others"
+                f"all {self.n_trials} trials are proposed before the first has a value, so "
+                f"{type(sampler).__name__} learns from none of them. With algorithm=FullTraining(window="
+                f"{max(self.workers, self.n_trials // 4)}), which has fewer open at a time, it learns from those that "
+                f"have ended"
             )
 
 

@@ -78,7 +78,7 @@ class Journal(ABC):
 
     @abstractmethod
     def acquire_all(self, names: Iterable[str], owner: str, seconds: float) -> dict[str, int] | None:
-        """Acquire all ``names`` for ``owner`` for ``seconds`` and return their tokens; ``None`` if any is another's.
+        """Acquire all ``names`` for ``owner`` for ``seconds`` and return their tokens; ``None`` if another has one.
 
         All or none, so that of two owners that want parts of the same chain one succeeds. A lease that ``owner`` holds
         and that has not expired keeps its token.

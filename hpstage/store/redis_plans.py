@@ -10,14 +10,14 @@ from hpstage.store.redis_server import RedisServer
 
 
 def open_redis(url: str, name: str | None, *, read_only: bool = False) -> RedisJournal:
-    """The plan that ``url`` names by ``?prefix=``, else the one of this workload's own ``name``.
+    """Open the plan that ``url`` names by ``?prefix=``, or else the one called ``name``, as the workload is.
 
     Args:
-        name: ``None`` for a plan that is there: to open another would make it.
-        read_only: for one who looks on; a server has no other way for them.
+        name: ``None`` opens an existing plan only; with a name, a missing one is created.
+        read_only: without effect: a server is read and written in the same way.
 
     Raises:
-        UsageError: the URL cannot be, or names no plan that is there (the message lists those that are).
+        UsageError: the URL is invalid, or names no existing plan (the message lists those that exist).
         StoreError: the server does not answer.
     """
     address, prefix = _split(url)
@@ -27,7 +27,7 @@ def open_redis(url: str, name: str | None, *, read_only: bool = False) -> RedisJ
 
 
 def _split(url: str) -> tuple[str, str | None]:
-    """The URL of a server without ``?prefix=``, and the prefix."""
+    """Return the URL of a server without ``?prefix=``, and the prefix."""
     # Not by urlunsplit: it makes unix:/path out of unix:///path.
     base, _, query = url.partition("?")
     options = dict(parse_qsl(query))

@@ -78,7 +78,7 @@ def undone_in(world: World, owner: object, more: Callable[[], Roots] = tuple) ->
     """Return what restores all that inspecting data changes (a counter, a generator, a cache), of ``more`` roots, too:
     training begins as after ``dataset()``, whether or not a ``data_version`` makes inspecting unnecessary."""
     name = type(owner).__name__
-    remedy = f"state data_version on {name}, so that they are not looked at, and change it with the data"
+    remedy = f"set data_version on {name}, so that they are not looked at, and change it with the data"
     return lambda: world.undone(f"looking at the data of {name} for the key", remedy, more())
 
 
@@ -165,7 +165,7 @@ def _digest(samples: list[Any]) -> str:
         text = Walk().values.exact(samples)
         if text is None:
             raise UsageError(
-                f"a sample of the data set cannot be digested ({error}): state data_version, a name that you change "
+                f"a sample of the data set cannot be hashed ({error}): set data_version to a name that you change "
                 "when the data change"
             ) from None
         return text

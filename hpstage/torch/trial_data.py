@@ -89,7 +89,7 @@ class TrialData:
         """Describe the data set and the attributes that ``dataset()`` has set; what that changes is ``undone``."""
         if self._contents is None:
             data = self.given()
-            with self._without_values("the data set", "state data_version, since it cannot be looked at without"):
+            with self._without_values("the data set", "set data_version, since it cannot be looked at without"):
                 self._contents = contents_of(data, self._made, owner=self._user, undone=undone)
         return self._contents
 

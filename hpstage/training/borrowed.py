@@ -78,7 +78,7 @@ class Borrowed:
                 self.give_back()
 
     def within(self, method: Callable[[], _T]) -> Callable[[], _T]:
-        """Wrap a method of the object so that the object is taken while the method runs."""
+        """Wrap a method of the object so that it runs within :meth:`taken`."""
 
         def called() -> _T:
             with self.taken():

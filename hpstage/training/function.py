@@ -115,8 +115,8 @@ class FunctionTrainable(Adapter):
             )
         if metrics is None:
             raise TrainingError(
-                f"the metrics of this state are not known: they were not requested when {self._name} trained it; "
-                "report them before the loop too (if run.wants_report: run.report(...))"
+                f"the metrics of this state are not known: {self._name} did not report them, since they were not "
+                "requested then. Report them before the loop, too (if run.wants_report: run.report(...))"
             )
         return dict(metrics)
 

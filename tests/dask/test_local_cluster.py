@@ -299,7 +299,7 @@ def test_the_dashboard_is_built_when_somebody_looks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("taken", ["", "import socket; taken = socket.socketpair()"])
 @pytest.mark.ci
-def test_a_service_without_standard_streams_searches(taken: str, tmp_path: Path) -> None:
+def test_a_search_runs_in_a_service_without_standard_streams(taken: str, tmp_path: Path) -> None:
     script = (
         f'{SEARCH}\nif __name__ == "__main__":\n    {taken or "pass"}\n    search()\n    open("found", "w").close()\n'
     )

@@ -51,7 +51,7 @@ def test_states_on_a_device_leave_what_training_has_taken_before(device: str) ->
     torch.empty(4 * MIB, dtype=torch.uint8, device=device)  # training's step still fits
 
 
-def test_a_state_that_finds_no_memory_for_a_copy_goes_to_the_host_and_the_others_leave() -> None:
+def test_without_device_memory_a_state_is_copied_to_the_host_and_the_others_move_there() -> None:
     cache = LiveCache()
     cache.put(KEYS[0], state(0))
     live = state(1)

@@ -71,7 +71,7 @@ def reading(run: Run) -> None:
         stepped(run, parts, 0.1 * reader.next())
 
 
-def test_an_iterator_of_what_is_attached_continues_where_load_state_dict_puts_it() -> None:
+def test_an_iterator_of_an_attached_object_continues_where_load_state_dict_puts_it() -> None:
     expected = trained(reading, LATE + 3)
     first = trained(reading, LATE)
     forked = made(reading)

@@ -17,7 +17,7 @@ from tests.torch.test_exactness import Drawing
 from tests.torch.trainables import Small, ordinary_loop
 
 
-def test_each_kind_of_trainable_gets_its_engine_and_engines_stay_as_they_are() -> None:
+def test_each_kind_of_trainable_gets_its_adapter_and_adapters_stay_as_they_are() -> None:
     for obj, engine in ((Small(), TorchLoop), (ordinary_loop, FunctionTrainable)):
         trainable = as_trainable(obj)
         assert isinstance(trainable, engine)

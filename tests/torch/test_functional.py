@@ -153,9 +153,7 @@ def test_the_function_reports_metrics_only_on_request() -> None:
         if step == 2:
             assert trainable.evaluate() == {"total": 6.0}
     assert events == ["reported at 2"]
-    with pytest.raises(
-        TrainingError, match=r"not known: they were not requested when adding trained it; report .* run.report"
-    ):
+    with pytest.raises(TrainingError, match=r"not known: adding did not report them, .* Report .* run.report"):
         trainable.evaluate()
 
 

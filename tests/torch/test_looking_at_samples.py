@@ -214,6 +214,6 @@ class Moving(Counting):
 
 
 def test_a_change_by_looking_that_cannot_be_undone_is_refused_by_name_with_a_remedy() -> None:
-    with pytest.raises(StateError, match=r"dataset\.numbers.* changed by looking .* state data_version on Looked"):
+    with pytest.raises(StateError, match=r"dataset\.numbers.* changed by looking .* set data_version on Looked"):
         describe(as_trainable(Looked(Moving)))
     describe(as_trainable(Looked(Moving, "1")))

@@ -96,7 +96,9 @@ def test_hooks_of_all_modules_and_optimizers_are_patches(place: str, register: C
         unpack(packed)
 
 
-def test_what_libraries_do_to_each_other_and_what_trains_nothing_is_no_patch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patches_of_libraries_by_each_other_and_of_what_trains_nothing_are_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before = patches()
     monkeypatch.setattr("sys.excepthook", mine)
     monkeypatch.setattr("warnings.showwarning", mine)

@@ -89,7 +89,7 @@ def test_a_lost_state_that_is_trained_again_equally_is_not_logged(tmp_path: Path
     assert not any(isinstance(fact, StateDiffers) for fact in read_facts(journal))
 
 
-def test_marks_name_the_leaf_or_its_neighbourhood() -> None:
+def test_marks_name_the_leaf_that_differs_or_a_few_that_include_it() -> None:
     few = {f"leaf{index}": torch.tensor(float(index)) for index in range(5)}
     many = {f"leaf{index:03d}": torch.tensor(float(index)) for index in range(200)}
     for state, changed, named in ((few, "leaf3", "leaf3"), (many, "leaf121", "one of leaf120 to leaf123")):

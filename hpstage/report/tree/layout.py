@@ -135,7 +135,7 @@ class Layout:
         return {self.place[branch.node.id] for branch in foremost(book.branches, book.ranking, most, always=always)}
 
     def fitted(self, most: int = ROWS) -> Placed:
-        """Return the rows of what is unfolded where ``most`` rows are all there is, those of stubs included."""
+        """Unfold as many branches as fit into ``most`` rows, including those of stubs, and return their rows."""
         fits, beyond = 1, most + 1
         while beyond - fits > 1:
             rows = (fits + beyond) // 2

@@ -77,7 +77,7 @@ class Decoder:
         for path, found in values.items():
             record = self._base.paths.get(path)
             if record is None or record.kind is not VALUES:
-                raise StateError(f"the state is of another model or other code: {path} is not here")
+                raise StateError(f"the state is of another model or other code: there is no {path} here")
             plain = changed.get(path)
             place = plain[1] if plain is not None and plain[0] == "values" else None
             shape = tuple(found.shape) if place is None else tuple(place[2])

@@ -27,7 +27,7 @@ def of_process() -> dict[str, Any]:
 
 
 class Generators:
-    """The generators that the modules of libraries hold, as of the first of which the name is requested."""
+    """The random generators that modules of libraries hold, as of the first time that a name is requested."""
 
     def named(self, path: str, value: object) -> str | None:
         """Return the name of a generator of the process; ``None`` for one that training has made.

@@ -287,8 +287,8 @@ def pickled(obj: Any) -> str | None:
 
 
 def _image_of(obj: Any) -> Any:
-    """Return what can be pickled in place of the pixels of an image of Pillow, which cannot: an image that shows them.
-    Anything else is returned itself."""
+    """Return an image of Pillow that shows ``obj`` if that is the pixel buffer of one, which cannot be pickled; else
+    ``obj``."""
     library: Any = sys.modules.get("PIL.Image")
     is_pixels = library is not None and type(obj).__name__ == "ImagingCore" and not is_users_code(type(obj))
     return library.Image()._new(obj) if is_pixels else obj

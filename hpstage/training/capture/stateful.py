@@ -218,7 +218,7 @@ class Context(Cell):
         if content:
             obj.set(content[0])
         elif self.read(obj, skip):
-            raise TypeError("only the code that set it can unset it")
+            raise TypeError("a context variable can be unset only by the code that has set it")
 
 
 class Cache(Kept):

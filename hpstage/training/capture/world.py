@@ -315,7 +315,8 @@ class World:
                     )
 
     def _watch(self, cached: Iterable[Record]) -> None:
-        """Refuse that objects which cached functions keep change: they are no state, but depend on arguments alone."""
+        """Refuse a change of an object in the cache of a function: it is not part of the state, since it must depend on
+        the arguments alone."""
         for record in cached:
             known = self._cached.get(id(record.obj))
             if known is None:

@@ -157,7 +157,7 @@ def test_a_later_call_opens_the_plan_from_the_snapshot_of_an_earlier_one_with_th
     assert found[0] == found[1]
 
 
-def test_of_several_drivers_the_first_writes_while_they_are_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_running_drivers_only_the_first_writes_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "LEAST", 1)
     monkeypatch.setattr(snapshots, "GROWTH", 0.0)
     store = MemoryJournal()

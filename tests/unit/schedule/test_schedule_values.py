@@ -247,7 +247,7 @@ untyped: Any = s  # misused on purpose, past the type checker
         (lambda: untyped.constant(1).since(0.5), "step is 0.5"),
     ],
 )
-def test_a_schedule_that_cannot_be_is_refused_with_the_argument_and_the_remedy(
+def test_an_invalid_schedule_is_refused_with_the_argument_and_the_remedy(
     make: Callable[[], object], message: str
 ) -> None:
     with pytest.raises(ScheduleError, match=message):

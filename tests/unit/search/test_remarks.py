@@ -140,7 +140,7 @@ def test_a_pruner_that_is_never_called_is_named(
 ) -> None:
     study = optuna.create_study(pruner=pruner, sampler=optuna.samplers.RandomSampler(seed=0))
     text = search(caplog, lambda trial: {"a": trial.suggest_int("a", 1, 3)}, study=study, algorithm=algorithm)
-    assert ("does not ask the study's" in text) == said
+    assert ("does not use the study's" in text) == said
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_window_that_leaves_workers_idle_is_named(
             executor=SimulatedExecutor(workers),
             store=MemoryJournal(),
         )
-    assert ("has so few trials open at a time" in caplog.text) == said
+    assert ("has fewer trials open at a time" in caplog.text) == said
 
 
 @pytest.mark.parametrize("fails", [False, True])
