@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from hpstage.checkpoints import CheckpointStore
 from hpstage.checkpoints.eviction import Eviction
 from hpstage.driver.driver import Driver
 from hpstage.driver.membership import Conduct, Workload, join_plan
@@ -38,14 +35,9 @@ from hpstage.search.request import Request
 from hpstage.search.session import Session, evaluated, missing_metric
 from hpstage.search.signals import Interruption
 from hpstage.search.trials import name_in
-from hpstage.store import Journal
 from hpstage.training.code.unread import may_report, unread
 from hpstage.training.identity.code_identity import by_name, code_identity, origin_of
 from hpstage.training.identity.environment import described_by, is_open
-
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.deploy import Cluster
 
 logger = logging.getLogger("hpstage")
 
@@ -144,26 +136,19 @@ class Call:
 
 
 @contextmanager
-def open_call(
-    request: Request,
-    executor: Executor | Client | Cluster | None,
-    store: str | os.PathLike[str] | Journal | None,
-    checkpoints: str | os.PathLike[str] | CheckpointStore | None,
-    display: Display | None,
-    interruption: Interruption,
-) -> Iterator[Call]:
+def open_call(request: Request, display: Display | None, interruption: Interruption) -> Iterator[Call]:
     """Start the workers, and open the stores of the plan and its checkpoints."""
+    store, checkpoints = request.store, request.checkpoints
     check_places(store, checkpoints)
     with ExitStack() as closing:
-        if display is not None and not isinstance(executor, InlineExecutor):
+        if display is not None and not isinstance(request.executor, InlineExecutor):
             display.write("Setting up the workers")  # takes seconds
-        workers = as_executor(executor)
+        workers = as_executor(request.executor)
         closing.callback(workers.close)
-        name = getattr(request.trainable, "__name__", type(request.trainable).__name__)
-        request, environment = _start(workers, request, store, name)
+        request, environment = _start(workers, request)
         interruption.started(workers.wake)
-        workload, conduct = _decided(environment, workers, request, store, name)
-        places = open_places(store, checkpoints, name=name, workload=workload.key, closing=closing)
+        workload, conduct = _decided(environment, workers, request)
+        places = open_places(store, checkpoints, name=request.name, workload=workload.key, closing=closing)
         workers.use(places.checkpoints)
         page = closing.enter_context(workers.show(places.journal))
         fail_stale_trials(request.study)
@@ -206,11 +191,9 @@ def open_call(
         )
 
 
-def _start(
-    workers: Executor, request: Request, store: str | os.PathLike[str] | Journal | None, name: str
-) -> tuple[Request, Environment]:
+def _start(workers: Executor, request: Request) -> tuple[Request, Environment]:
     """Start the workers, and log remarks about their environment. Return the request with the number of workers."""
-    header = None if store is None else header_in(store, name, StateKey(""))
+    header = None if request.store is None else header_in(request.store, request.name, StateKey(""))
     workers.devices = devices_of(request.environment, None if header is None else header.described)
     environment = workers.open(request.trainable, None)
     request = replace(request, workers=max(1, workers.present or 1))
@@ -222,19 +205,13 @@ def _start(
     return request, environment
 
 
-def _decided(
-    environment: Environment,
-    workers: Executor,
-    request: Request,
-    store: str | os.PathLike[str] | Journal | None,
-    name: str,
-) -> tuple[Workload, Conduct]:
+def _decided(environment: Environment, workers: Executor, request: Request) -> tuple[Workload, Conduct]:
     """Return the workload and the settings of its training."""
     identity = environment.identity or code_identity(request.trainable)
     described = described_by(environment, identity, sharing=request.sharing)
     numerics = ""
     if is_open(described):
-        numerics, described = choose(described, workers, request, store, name)
+        numerics, described = choose(described, workers, request)
     # A non-deterministic environment means that the user allows equal steps to give different bits.
     exact = environment.described.get("deterministic") != "no"
     workload = Workload(

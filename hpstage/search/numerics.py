@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 
 import optuna
@@ -19,7 +18,6 @@ from hpstage.plan.step_times import UNTRIED, StepTimes, among
 from hpstage.schedule import Scalar
 from hpstage.search.expected import branches_at_a_time, expected_share, steps_in_all
 from hpstage.search.request import Request
-from hpstage.store import Journal
 from hpstage.training.identity.environment import candidates as candidates_of
 from hpstage.training.randomness import generators_restored
 
@@ -32,27 +30,21 @@ _SHARE = 0.25
 trials."""
 
 
-def choose(
-    described: Mapping[str, str],
-    executor: Executor,
-    request: Request,
-    store: str | os.PathLike[str] | Journal | None,
-    name: str,
-) -> tuple[str, dict[str, str]]:
+def choose(described: Mapping[str, str], executor: Executor, request: Request) -> tuple[str, dict[str, str]]:
     """Return the name of a step backend, and the description of the workload trained by it.
 
     The one that the store's plan was made with wins; otherwise they are measured on a worker.
 
     Args:
         described: the workload, with all that can be chosen.
-        store, name: as for :func:`hpstage.driver.places.open_places`.
 
     Raises:
         TrainingError, UsageError: training fails at its first steps; the trainable's own errors are raised, too.
     """
     candidates = candidates_of(described)
     workloads = {backend: workload_key(fixed) for backend, fixed in candidates.items()}
-    chosen = made_with(store, name, workloads) or _of_another(store, name, candidates, workloads)
+    store, name = request.store, request.name
+    chosen = made_with(store, name, workloads) or _of_another(request, candidates, workloads)
     if chosen is None:
         logger.warning(
             "numerics = 'auto': a worker tries out every step backend, once for a plan; this may take minutes"
@@ -88,14 +80,11 @@ def slots_by(numerics: str, executor: Executor) -> int:
 
 
 def _of_another(
-    store: str | os.PathLike[str] | Journal | None,
-    name: str,
-    candidates: Mapping[str, Mapping[str, str]],
-    workloads: Mapping[str, StateKey],
+    request: Request, candidates: Mapping[str, Mapping[str, str]], workloads: Mapping[str, StateKey]
 ) -> str | None:
     """Return the backend of a plan of another workload, with which the store will be refused: nothing need be measured
     for that. ``None`` if there is no plan."""
-    header = header_in(store, name, next(iter(workloads.values())))
+    header = header_in(request.store, request.name, next(iter(workloads.values())))
     if header is None:
         return None
     numerics = header.described.get(NUMERICS)

@@ -213,9 +213,13 @@ def optimize(
         n_trials=n_trials if n_trials is not None else len(points_of(space)) or None,
         timeout=timeout,
         algorithm=FullTraining() if algorithm is None else algorithm,
+        executor=executor,
+        store=store,
+        checkpoints=checkpoints,
         callbacks=in_tuple(callbacks or ()),
         catch=in_tuple(catch),
         constraints=constraints,
+        show_progress_bar=show_progress_bar,
         extend=extend,
         sharing=sharing,
         evaluate_every=evaluate_every,
@@ -226,12 +230,4 @@ def optimize(
         audit_budget=audit_budget,
         environment=environment,
     )
-    return searched(
-        request,
-        executor,
-        store,
-        checkpoints,
-        show_progress_bar=show_progress_bar,
-        interruption=Interruption(),
-        train=train_all,
-    )
+    return searched(request, Interruption(), train_all)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import optuna
 from optuna.trial import TrialState
@@ -27,6 +28,7 @@ from hpstage.errors.arguments import (
     text,
     whole,
 )
+from hpstage.executor import Executor
 from hpstage.optuna.ledger import Callback, Constraints, samplers
 from hpstage.optuna.private import startup_trials
 from hpstage.plan.devices import ANY
@@ -38,6 +40,10 @@ from hpstage.search.decisions import Observed
 from hpstage.store import Journal
 from hpstage.training.adapter import defaults_of, noisy_of
 from hpstage.training.borrowed import see_free
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.deploy import Cluster
 
 # Samplers whose proposals do not depend on results.
 BLIND = (
@@ -80,9 +86,13 @@ class Request:
     n_trials: int | None
     timeout: float | None = None
     algorithm: Algorithm = field(default_factory=FullTraining)
+    executor: Executor | Client | Cluster | None = None
+    store: str | os.PathLike[str] | Journal | None = None
+    checkpoints: str | os.PathLike[str] | CheckpointStore | None = None
     callbacks: tuple[Callback, ...] = ()
     catch: tuple[type[Exception], ...] = ()
     constraints: Constraints | None = None
+    show_progress_bar: bool = False
     extend: bool = False
     sharing: bool = True
     evaluate_every: int | None = None
@@ -94,6 +104,11 @@ class Request:
     environment: str | None = None
     space_works: bool = True  # as far as it was tried out
     workers: int = 1  # how many there are, once they are open
+
+    @property
+    def name(self) -> str:
+        """The trainable's name, after which folders and plans of its workload are named."""
+        return getattr(self.trainable, "__name__", type(self.trainable).__name__)
 
     @property
     def followers(self) -> list[LiveCallback]:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from optuna.trial import TrialState
 
 from hpstage.accounting.savings import savings_of
-from hpstage.checkpoints import CheckpointStore
 from hpstage.driver.driver import Driver
 from hpstage.errors import HistoryChanged, LeaseLost
 from hpstage.errors.text import clean, count_of
-from hpstage.executor import Executor
 from hpstage.optuna.ledger import Ledger
 from hpstage.plan.facts import WorkerId
 from hpstage.plan.log import Facts
@@ -30,34 +27,20 @@ from hpstage.search.results.result import Result
 from hpstage.search.session import Session
 from hpstage.search.signals import Interruption
 from hpstage.search.winner import audit_winner
-from hpstage.store import Journal
 from hpstage.store.opening import address_of
-
-if TYPE_CHECKING:
-    from distributed import Client
-    from distributed.deploy import Cluster
 
 logger = logging.getLogger("hpstage")
 
 
-def searched(
-    request: Request,
-    executor: Executor | Client | Cluster | None,
-    store: str | os.PathLike[str] | Journal | None,
-    checkpoints: str | os.PathLike[str] | CheckpointStore | None,
-    *,
-    show_progress_bar: bool,
-    interruption: Interruption,
-    train: Callable[..., list[Any]],
-) -> Result:
+def searched(request: Request, interruption: Interruption, train: Callable[..., list[Any]]) -> Result:
     """Try out the space, and search. ``train`` trains what the result's trials branch into."""
     request = replace(request, space_works=try_out_space(request))
-    display = open_display(show_progress_bar)
-    with interruption, open_call(request, executor, store, checkpoints, display, interruption) as call:
+    display = open_display(request.show_progress_bar)
+    with interruption, open_call(request, display, interruption) as call:
         result = run(call)
-    place = result.store if store is None else store
+    place = result.store if request.store is None else request.store
     assert place is not None
-    return replace(result, lineage=Lineage(request.trainable, place, checkpoints, train))
+    return replace(result, lineage=Lineage(request.trainable, place, request.checkpoints, train))
 
 
 def run(call: Call) -> Result:

@@ -208,23 +208,18 @@ def train_all(
         metrics=metrics,
         steps=max(one.steps for one in configurations),
         n_trials=len(configurations),
+        executor=executor,
+        store=store,
+        checkpoints=checkpoints,
         callbacks=in_tuple(callbacks or ()),
+        show_progress_bar=show_progress_bar,
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
         checkpoint_budget=checkpoint_budget,
         audit=audit,
         environment=environment,
     )
-    interruption = Interruption("the same call continues")
-    result = searched(
-        request,
-        executor,
-        store,
-        checkpoints,
-        show_progress_bar=show_progress_bar,
-        interruption=interruption,
-        train=train_all,
-    )
+    result = searched(request, Interruption("the same call continues"), train_all)
     return [result.trial(id) for id in given.trials]
 
 
