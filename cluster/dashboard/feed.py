@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from hpstage.accounting.measured import points_of
+from hpstage.accounting.branches import points_of
 from hpstage.cluster.dashboard.board import PlanView
 from hpstage.cluster.dashboard.study import StudyBranch, StudyView
 from hpstage.cluster.dashboard.work import place_of

@@ -5,16 +5,40 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Generic, Literal, TypeVar, get_args
 
-from hpstage.accounting.branches import Branch, extend
-from hpstage.accounting.measured import can_be_drawn
+from hpstage.accounting.branches import Branch, can_be_drawn, extend
 from hpstage.accounting.tally import Tally
-from hpstage.cluster.dashboard.changes import Changes
 from hpstage.plan.facts import NodeId, SearchStarted, TrialId
 from hpstage.plan.nodes import PlannedTrial
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Changes(Generic[Key]):
+    """The keys that were marked, in the order in which each was marked last."""
+
+    def __init__(self) -> None:
+        self._last: dict[Key, int] = {}
+        self.position = 0
+        """Increases with every mark."""
+
+    def mark(self, key: Key) -> None:
+        self.position += 1
+        self._last.pop(key, None)
+        self._last[key] = self.position
+
+    def since(self, position: int) -> list[Key]:
+        """Return the keys marked after a position, those marked first first. O(size of the result)."""
+        found = []
+        for key in reversed(self._last):
+            if self._last[key] <= position:
+                break
+            found.append(key)
+        return found[::-1]
+
 
 PieceState = Literal["waiting", "ready", "running", "done", "reused", "failed"]
 """The state of a piece of a branch."""

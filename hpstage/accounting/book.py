@@ -14,8 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from hpstage.accounting.account import Account, new_account
 from hpstage.accounting.accounting import Call
-from hpstage.accounting.branches import Branch, branches_of, ranking
-from hpstage.accounting.measured import Measured, measured, merit
+from hpstage.accounting.branches import Branch, Measured, branches_of, measured, merit, ranking
 from hpstage.accounting.pauses import Pauses, Period, united
 from hpstage.accounting.payments import Charge, Waste, rounded
 from hpstage.accounting.savings import Savings, answered_steps, savings_of, seconds_alone

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -13,10 +14,9 @@ import typer
 from typer.core import TyperCommand
 
 from hpstage.cli.audit import audit
-from hpstage.cli.certificates import certificates
 from hpstage.cli.check import check
 from hpstage.cli.copy import copy
-from hpstage.cli.deploy import deploy
+from hpstage.cli.deploy import certificates, deploy
 from hpstage.cli.export import export
 from hpstage.cli.gc import gc
 from hpstage.cli.logs import logs
@@ -25,13 +25,28 @@ from hpstage.cli.report import report
 from hpstage.cli.run import run
 from hpstage.cli.runs import runs
 from hpstage.cli.status import status
-from hpstage.cli.tracebacks import folded_traceback
 from hpstage.cli.train import branch, train
 from hpstage.cli.tree import tree
 from hpstage.cluster import commands as cluster
 from hpstage.errors import HpstageError, UsageError
 from hpstage.errors.text import clean_lines
 from hpstage.store.redaction import redacted
+from hpstage.training.code.owner import is_users
+
+_FIRST_LINE = "Traceback (most recent call last):"
+
+
+def folded_traceback(error: BaseException) -> str:
+    """Return the text of an error. Where it comes from the user's code, its frames begin with the first of the user's;
+    where it does not, it has all of them."""
+    shown = traceback.TracebackException.from_exception(error)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    before = next((at for at, frame in enumerate(frames) if is_users(frame.f_globals.get("__name__", ""))), 0)
+    shown.stack = traceback.StackSummary.from_list(shown.stack[before:])
+    chained, first, own = "".join(shown.format()).rpartition(_FIRST_LINE)
+    folded = f"\n  ({before} frames of hpstage and of libraries are not shown)" if before else ""
+    return f"{chained}{first}{folded}{own}"
+
 
 app = typer.Typer(
     name="hpstage",

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from hpstage.accounting.book import open_book
 from hpstage.cli import options
 from hpstage.cli.terminal import echo
 from hpstage.errors.text import clean
+from hpstage.report import write_report
 
 _FOLDER = Path("hpstage-report")
 
@@ -35,7 +35,4 @@ def report(
     hpstage report STORE reports/digits --study digits --tables
     hpstage report "redis://head:6379?prefix=NAME"
     """
-    book = open_book(store, study)
-    from hpstage.report.writing import write_book  # brings matplotlib
-
-    echo(clean(write_book(folder, book, tables=tables)))
+    echo(clean(write_report(folder, store, study=study, tables=tables)))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hpstage.accounting.runs import RunRow, run_rows
+from hpstage.accounting.studies import RunRow, run_rows
 from hpstage.cli.terminal import columns, echo
 from hpstage.errors import UsageError
 from hpstage.errors.text import clean, duration, shortened, size, table

@@ -23,11 +23,9 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from hpstage.errors import StoreError, UsageError
 from hpstage.optuna import private
-from hpstage.optuna.attributes import drop_brought
-from hpstage.optuna.decided import decide
-from hpstage.optuna.identity import study_identity
+from hpstage.optuna.attributes import drop_brought, study_identity
 from hpstage.optuna.influence import within
-from hpstage.optuna.proposed_again import BecameAnother, ProposedAgain, is_note
+from hpstage.optuna.wrapped import BecameAnother, ProposedAgain, Wrapped, decide, is_note
 
 logger = logging.getLogger("hpstage")
 
@@ -56,17 +54,14 @@ def _was_queued(trial: FrozenTrial) -> bool:
     return "fixed_params" in notes or any(n.startswith(_TAKEN) and notes[n] == trial.number for n in notes)
 
 
-class _Noting:
-    """A storage wrapper that writes down which attributes are set (constraints and artifacts are system attributes),
+class _Noting(Wrapped):
+    """Writes down which attributes are set (constraints and artifacts are system attributes),
     and explains why a parameter is refused."""
 
     def __init__(self, storage: BaseStorage, noted: dict[str, None], ledger: Ledger) -> None:
-        self._storage = storage
+        super().__init__(storage)
         self._noted = noted
         self._ledger = ledger
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._storage, name)
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
         self._storage.set_trial_user_attr(trial_id, key, value)

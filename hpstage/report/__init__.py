@@ -50,19 +50,8 @@ __all__ = [
 ]
 
 # The modules of the names that are imported on first use.
-_HOMES = {
-    "MLflowCallback": "trackers.live",
-    "TensorBoardCallback": "trackers.live",
-    "WeightsAndBiasesCallback": "trackers.live",
-    "draw_beside_alone": "pictures",
-    "draw_merge_rate": "pictures",
-    "draw_metrics": "pictures",
-    "draw_parameters": "pictures",
-    "draw_savings": "pictures",
-    "draw_stage_tree": "pictures",
-    "draw_timeline": "pictures",
-    "save": "pictures",
-}
+_HOMES = {name: "trackers.live" for name in __all__ if name.endswith("Callback")}
+_HOMES |= {name: "pictures" for name in __all__ if name.startswith(("draw_", "save"))}
 
 
 def __getattr__(name: str) -> Any:
@@ -99,6 +88,7 @@ def write_report(
         UsageError: the plan has no such study, or the folder cannot be written to.
         StoreError: the plan does not exist or cannot be read.
     """
-    from hpstage.report.writing import write_book
+    book = open_book(source, study)
+    from hpstage.report.page import write_book  # brings matplotlib
 
-    return write_book(Path(folder), open_book(source, study), tables=tables)
+    return write_book(Path(folder), book, tables=tables)

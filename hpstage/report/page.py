@@ -1,12 +1,14 @@
-"""The page of a report: one self-contained HTML file. Its text is in ``page.html``."""
+"""A report: its tables, savings and pictures, and its page, one self-contained HTML file (text: ``page.html``)."""
 
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import islice
+from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -14,12 +16,16 @@ from hpstage.accounting.book import Book
 from hpstage.accounting.failures import by_cause, failed_otherwise, failures_of, where
 from hpstage.accounting.savings import Savings, skipped_work
 from hpstage.accounting.studies import study_rows
+from hpstage.accounting.tables import tables_of
 from hpstage.driver.differences import explain
 from hpstage.errors.text import busy_share, count_of, duration, rate, shortened, size
 from hpstage.plan.facts import NodeId, SearchStarted, TrialId
 from hpstage.plan.nodes import PlannedTrial
+from hpstage.plan.uncollected import uncollected
+from hpstage.report.files import refusing, replacing
 from hpstage.report.names import trial_name
-from hpstage.report.pictures import Picture
+from hpstage.report.pictures import HALF, NARROW, PICTURES, Picture
+from hpstage.report.pictures.style import svg
 from hpstage.report.tree.embed import frame
 from hpstage.schedule import Constant, Schedule
 from hpstage.schedule import __all__ as schedule_names
@@ -168,3 +174,34 @@ def _as_url(svg: bytes) -> str:
 
 def _short(value: object) -> str:
     return shortened(value, _TEXT)
+
+
+def write_book(folder: Path, book: Book, *, tables: bool = True) -> Path:
+    """Write the report of a book into ``folder``, its page last; return the page's path.
+
+    Raises:
+        UsageError: a file cannot be written.
+    """
+    with refusing(folder, another="folder"), uncollected():
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, table in tables_of(book).items() if tables else ():
+            with replacing(folder / f"{name}.csv") as path:
+                table.write_csv(path)
+        saved = book.savings
+        with replacing(folder / "savings.json") as path:
+            path.write_text(json.dumps(saved.as_dict(), indent=2) + "\n", encoding="utf-8")
+        pictures = {picture: _drawn(picture, book) for picture in PICTURES}
+        for picture, (usual, _) in pictures.items():
+            with replacing(folder / f"{picture.name}.svg") as path:
+                path.write_bytes(usual)
+        first = folder / "index.html"
+        with replacing(first) as path:
+            path.write_text(page(book, saved, pictures, tables=tables), encoding="utf-8")
+        return first
+
+
+def _drawn(picture: Picture, book: Book) -> tuple[bytes, bytes]:
+    """Return the picture for wide and for narrow windows, as SVG."""
+    figure = picture.draw(book)
+    usual = svg(figure, picture.width)
+    return usual, usual if picture.width > HALF else svg(figure, NARROW)  # what needs the width keeps it

@@ -30,7 +30,7 @@ from hpstage.search.earlier import continued
 from hpstage.search.given import Given
 from hpstage.search.numerics import choose, slots_by
 from hpstage.search.progress import Progress
-from hpstage.search.progress.display import Display
+from hpstage.search.progress.view import Display
 from hpstage.search.request import Request
 from hpstage.search.session import Session, evaluated, missing_metric
 from hpstage.search.signals import Interruption

@@ -20,7 +20,6 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.search.call import Call, open_call
 from hpstage.search.dry_run import try_out_space
 from hpstage.search.given import Given
-from hpstage.search.progress import open_display
 from hpstage.search.request import Request
 from hpstage.search.results.lineage import Lineage
 from hpstage.search.results.result import Result
@@ -35,7 +34,11 @@ logger = logging.getLogger("hpstage")
 def searched(request: Request, interruption: Interruption, train: Callable[..., list[Any]]) -> Result:
     """Try out the space, and search. ``train`` trains what the result's trials branch into."""
     request = replace(request, space_works=try_out_space(request))
-    display = open_display(request.show_progress_bar)
+    display = None
+    if request.show_progress_bar:
+        from hpstage.search.progress.displays import display_on_standard_error  # heavy: rich
+
+        display = display_on_standard_error()
     with interruption, open_call(request, display, interruption) as call:
         result = run(call)
     place = result.store if request.store is None else request.store

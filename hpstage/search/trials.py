@@ -18,8 +18,8 @@ from hpstage.errors import ScheduleError, UsageError
 from hpstage.execution.outcomes import failure_of
 from hpstage.optuna.ledger import Ledger
 from hpstage.optuna.private import id_of
-from hpstage.optuna.proposed_again import BecameAnother
 from hpstage.optuna.sampler_state import SamplerState
+from hpstage.optuna.wrapped import BecameAnother
 from hpstage.plan.facts import (
     ForkedFrom,
     RandomState,

@@ -39,7 +39,7 @@ _HOMES = {
 
 if "pytest" in sys.modules:
     # Before they are imported, so that their failed assertions show what was compared.
-    more = ("chains", "executor_audits", "executor_case", "leases", "play")
+    more = ("chains", "executor_case", "leases", "play")
     sys.modules["pytest"].register_assert_rewrite(*_HOMES.values(), *(f"hpstage.testing.{name}" for name in more))
 
 

@@ -31,8 +31,7 @@ from hpstage.testing.chains import (
     until,
     workers,
 )
-from hpstage.testing.executor_audits import Audits
-from hpstage.testing.executor_case import ENDLESS, Open, chain_of
+from hpstage.testing.executor_case import ENDLESS, Audits, Open, chain_of
 from hpstage.testing.toys import Counter, Gate
 
 

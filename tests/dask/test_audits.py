@@ -23,8 +23,7 @@ from hpstage.plan.messages import Audit, AuditId, Compared, Segment
 from hpstage.schedule import Scalar
 from hpstage.store import MemoryJournal
 from hpstage.testing.chains import key, stage, until, workers
-from hpstage.testing.executor_audits import audits_ended
-from hpstage.testing.executor_case import ENDLESS
+from hpstage.testing.executor_case import ENDLESS, audits_ended
 from hpstage.testing.toys import Counter, Gate
 
 

@@ -16,12 +16,11 @@ from msgspec import structs
 import hpstage
 from hpstage import schedule as s
 from hpstage.cluster.dashboard.board import Board, PlanView, Shown, cut, running
-from hpstage.cluster.dashboard.changes import Changes
 from hpstage.cluster.dashboard.feed import Feed
 from hpstage.cluster.dashboard.figures import Metrics
 from hpstage.cluster.dashboard.follower import NO_MORE, OLD
 from hpstage.cluster.dashboard.panels import around, nice
-from hpstage.cluster.dashboard.study import History, StudyView, curve
+from hpstage.cluster.dashboard.study import Changes, History, StudyView, curve
 from hpstage.cluster.dashboard.tiles import failures_html, summary_html, tiles
 from hpstage.cluster.dashboard.work import work_of
 from hpstage.errors import HistoryChanged

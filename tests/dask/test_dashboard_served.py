@@ -23,7 +23,7 @@ from hpstage.cluster.dashboard.figures import Workers
 from hpstage.cluster.dashboard.follower import HANDLER, INSTALLED
 from hpstage.cluster.dashboard.page import PANELS
 from hpstage.cluster.dashboard.tiles import summary_html
-from hpstage.search.progress.eta import TimeLeft
+from hpstage.search.progress.progress import TimeLeft
 from hpstage.store import MemoryJournal
 from tests.dask.commands import Command, free_port, until
 from tests.dask.steady import Steady

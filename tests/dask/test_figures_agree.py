@@ -23,7 +23,7 @@ from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.report import open_book, write_report
 from hpstage.search import call as front_door
 from hpstage.search.progress import Progress, ProgressView, line
-from hpstage.search.progress.display import Display
+from hpstage.search.progress.view import Display
 from hpstage.store import MemoryJournal
 from hpstage.store.opening import open_journal
 from hpstage.testing.toys import Failing

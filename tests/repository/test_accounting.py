@@ -10,7 +10,7 @@ from tests.repository.test_rooms import FILES, arrows
 
 COUNTS = {
     "report.tree.labels": "the width of a text",
-    "report.tree.log_rows": "bytes of what is sent",
+    "report.tree.book_rows": "bytes of what is sent",
     "report.pictures.metrics": "curves on a picture",
     "report.pictures.timeline": "the share of an axis that is painted",
     "cluster.dashboard.work": "how far a running chain has come",

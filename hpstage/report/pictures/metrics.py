@@ -13,8 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
 from hpstage.accounting.book import Book
-from hpstage.accounting.branches import Branch, foremost
-from hpstage.accounting.measured import Measured, can_be_drawn
+from hpstage.accounting.branches import Branch, Measured, can_be_drawn, foremost
 from hpstage.errors.text import count_of
 from hpstage.plan.facts import NodeId
 from hpstage.report.names import plain, trial_name

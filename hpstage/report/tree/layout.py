@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hpstage.accounting.book import Book
-from hpstage.accounting.branches import Branch, foremost, rows
-from hpstage.accounting.measured import merit
+from hpstage.accounting.branches import Branch, foremost, merit, rows
 from hpstage.plan.facts import NodeId, TrialId
 from hpstage.report.tree.branches import State, changes, states
 

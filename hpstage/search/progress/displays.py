@@ -6,17 +6,92 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from io import StringIO, TextIOBase
 from threading import RLock
 from typing import Any, TextIO, cast
 
-from rich.console import Console
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.progress_bar import ProgressBar
+from rich.text import Text
 
-from hpstage.errors.text import writable
-from hpstage.search.progress.display import Display
-from hpstage.search.progress.render import render
-from hpstage.search.progress.view import ProgressView, line
+from hpstage.errors.text import clean, writable
+from hpstage.search.progress.view import Display, ProgressView, items, line, times, trials
+
+_BAR = (10, 40)
+"""Minimum and maximum columns of the bar; it is omitted if there is less room."""
+_BETWEEN = " · "
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A view on as many lines as the console's width requires. Names are shown literally, not as markup."""
+
+    view: ProgressView
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for text in self._lines(console, options):
+            text.truncate(options.max_width, overflow="crop" if options.ascii_only else "ellipsis")
+            yield text
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(min(20, options.max_width), options.max_width)
+
+    def _lines(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        width = options.max_width
+        between = " - " if options.ascii_only else _BETWEEN
+        yield self._header(console, options)
+        for packed in _packed(
+            [writable(text, options.encoding) for text in (*items(self.view), times(self.view))], width, between
+        ):
+            text = Text(packed)
+            text.highlight_regex(r"(?<![\w\\])\d[\d,.:]*(e[-+]\d+)?(?!\w)", "bold")
+            text.highlight_regex(r"\b[\d,]+ failed", "bold red")
+            yield text
+
+    def _header(self, console: Console, options: ConsoleOptions) -> Text:
+        """Return the name, the bar and the number of trials, as far as there is room."""
+        view, width = self.view, options.max_width
+        count = trials(view)
+        left = width - len(count) - 2
+        known = writable(clean(view.study), options.encoding)
+        if cell_len(known) > max(8, left // 2):
+            known = set_cell_size(known, max(8, left // 2) - 1).rstrip() + ("~" if options.ascii_only else "…")
+        header = Text(known, "bold", end="")
+        columns = min(_BAR[1], left - cell_len(known) - 2)
+        if view.n_trials and columns >= _BAR[0]:
+            header.append("  ")
+            done, whole = view.finished, view.n_trials
+            if whole == 1 and not done:  # a single run's bar moves by its steps
+                done, whole = view.steps_trained, max(1, view.steps_trained + view.steps_left)
+            bar = ProgressBar(
+                whole,
+                min(done, whole),
+                width=columns,
+                complete_style="cyan",  # distinguishable from the bar's grey with 16 colours
+                finished_style="green",
+            )
+            for segment in console.render(bar, options.update(width=columns)):
+                header.append(segment.text.rstrip("\n"), segment.style)
+            header.append(" " * (cell_len(known) + 2 + columns - cell_len(header.plain)))
+        header.append(f"  {count}", "bold")
+        header.end = "\n"
+        return header
+
+
+def _packed(texts: Sequence[str], width: int, between: str) -> list[str]:
+    """Pack the texts in order on as few lines of ``width`` columns as possible. Texts that are too wide are not cut."""
+    lines: list[str] = []
+    for text in texts:
+        if lines and cell_len(lines[-1] + between + text) <= width:
+            lines[-1] += between + text
+        else:
+            lines.append(text)
+    return lines
+
 
 _COLUMNS = 110  # of a notebook
 
@@ -97,7 +172,7 @@ class NotebookDisplay(Display):
 
     def _html(self, view: ProgressView) -> Any:
         console = Console(file=StringIO(), record=True, width=_COLUMNS, force_jupyter=False)
-        console.print(render(view))
+        console.print(Rendered(view))
         return self._ipython.HTML(console.export_html(inline_styles=True, code_format="<pre>{code}</pre>"))
 
 
@@ -146,7 +221,7 @@ class TerminalDisplay(Display):
         width, height = self._console.size
         with self._console.capture() as captured:
             # The last column stays free, since some terminals wrap when it is reached.
-            self._console.print(render(view), width=max(1, width - 1))
+            self._console.print(Rendered(view), width=max(1, width - 1))
         # Lines scrolled off the top of the screen cannot be redrawn.
         lines = captured.get().splitlines(keepends=True)[: max(1, height - 1)]
         return _encodable("".join(lines), self._stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from hpstage.errors.text import clean, clock, count_of, duration, rate, time_left
@@ -63,11 +64,6 @@ class ProgressView:
         return max(0, (self.n_trials or 0) - self.finished - self.paused - self.queued)
 
 
-def name(view: ProgressView) -> str:
-    """Return the study's name in displayable form."""
-    return clean(view.study)
-
-
 def trials(view: ProgressView) -> str:
     if view.n_trials is None:
         return count_of(view.finished, "trial")
@@ -109,4 +105,23 @@ def times(view: ProgressView) -> str:
 
 def line(view: ProgressView) -> str:
     """Return the view as one line of a log."""
-    return f"{name(view)}: {'; '.join([trials(view), *items(view), times(view)])}"
+    return f"{clean(view.study)}: {'; '.join([trials(view), *items(view), times(view)])}"
+
+
+class Display(ABC):
+    """Shows views of a running search."""
+
+    @abstractmethod
+    def begin(self, view: ProgressView) -> None:
+        """Show the first view."""
+
+    @abstractmethod
+    def write(self, text: str) -> None:
+        """Show a permanent line of text; not allowed after the last view."""
+
+    @abstractmethod
+    def show(self, view: ProgressView) -> None: ...
+
+    @abstractmethod
+    def end(self, view: ProgressView) -> None:
+        """Show the last view, which stays, and release all resources. Called once if :meth:`begin` was."""

@@ -14,8 +14,8 @@ from hpstage.cli.status import as_text, status_of
 from hpstage.cli.tree import draw
 from hpstage.cluster.dashboard.board import Board, Shown
 from hpstage.cluster.dashboard.tiles import tiles
+from hpstage.report.page import write_book
 from hpstage.report.tree.book_rows import rows_of
-from hpstage.report.writing import write_book
 from tests.unit.accounting.record import recorded
 
 

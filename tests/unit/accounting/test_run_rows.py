@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpstage.accounting.runs import run_rows
+from hpstage.accounting.studies import run_rows
 from hpstage.plan.facts import Part, StateKey, TargetAsked, TrialId
 from tests.unit.checkpoints.test_eviction import kept_line
 

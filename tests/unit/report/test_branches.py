@@ -7,8 +7,7 @@ import pytest
 
 from hpstage import schedule as s
 from hpstage.accounting.book import open_book
-from hpstage.accounting.branches import branches_of, foremost, ranking, rows
-from hpstage.accounting.measured import measured, merit
+from hpstage.accounting.branches import branches_of, foremost, measured, merit, ranking, rows
 from hpstage.accounting.savings import merged
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import TrialAdded, TrialId

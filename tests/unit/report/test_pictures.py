@@ -23,10 +23,9 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.accounting.account import Account
 from hpstage.accounting.book import Book, open_book
-from hpstage.accounting.branches import branches_of
+from hpstage.accounting.branches import branches_of, measured
 from hpstage.accounting.causes import causes_of
 from hpstage.accounting.history import moments
-from hpstage.accounting.measured import measured
 from hpstage.accounting.payments import Charge, Waste
 from hpstage.accounting.savings import merged
 from hpstage.accounting.sums import Sums

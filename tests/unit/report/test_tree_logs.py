@@ -18,7 +18,7 @@ from hpstage.cli.app import app
 from hpstage.errors import UsageError
 from hpstage.report import open_book
 from hpstage.report.names import plain
-from hpstage.report.tree import log_rows
+from hpstage.report.tree import book_rows
 from hpstage.schedule import Scalar
 from tests.unit.report.test_tree_embed import HOSTILE
 
@@ -79,7 +79,7 @@ def run(*arguments: str | Path) -> str:
 
 def test_each_branch_has_its_part_of_the_curves_and_of_the_output(store: Path) -> None:
     book = open_book(store)
-    rows, branches = log_rows.logs_of(book), list(book.branches.values())
+    rows, branches = book_rows.logs_of(book), list(book.branches.values())
     assert sorted(rows) == list(range(len(branches)))
     for index, row in rows.items():
         branch = branches[index]
@@ -101,8 +101,8 @@ def test_what_was_printed_ends_no_element_of_the_page(store: Path) -> None:
 
 
 def test_a_page_has_no_more_than_it_can_bear(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_rows, "_CHARACTERS", 1)
-    assert len(log_rows.logs_of(open_book(store))) == 1
+    monkeypatch.setattr(book_rows, "_CHARACTERS", 1)
+    assert len(book_rows.logs_of(open_book(store))) == 1
 
 
 def test_the_command_prints_the_output_of_all_stages_and_obeys_none_of_it(store: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import hpstage
 from hpstage import schedule as s
-from hpstage.accounting.runs import run_rows
+from hpstage.accounting.studies import run_rows
 from hpstage.algos import PopulationBasedTraining, SuccessiveHalving
 from hpstage.errors import ScheduleError, TrainingError, UsageError
 from hpstage.report import frames

@@ -10,7 +10,7 @@ import pytest
 from hpstage import schedule as s
 from hpstage.algorithm import Algorithm
 from hpstage.algos import ASHA, FullTraining, Hyperband, MedianStopping, PopulationBasedTraining, SuccessiveHalving
-from hpstage.search.expected import branches_at_a_time, steps_in_all
+from hpstage.search.numerics import branches_at_a_time, steps_in_all
 from hpstage.search.request import Request
 
 STEPS, N_TRIALS = 81, 27

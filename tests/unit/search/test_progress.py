@@ -21,9 +21,8 @@ from hpstage.algos import FullTraining, MedianStopping, SuccessiveHalving
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.search import call as front_door
 from hpstage.search.progress import Progress, ProgressView, line
-from hpstage.search.progress.display import Display
-from hpstage.search.progress.displays import LINE_SECONDS, LineDisplay
-from hpstage.search.progress.render import render
+from hpstage.search.progress.displays import LINE_SECONDS, LineDisplay, Rendered
+from hpstage.search.progress.view import Display
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing, Tape
 
@@ -295,7 +294,7 @@ def shown(view: ProgressView, width: int, encoding: str = "utf-8") -> list[str]:
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = Console(file=file, width=width, force_terminal=True, color_system=None)
     with console.capture() as captured:
-        console.print(render(view))
+        console.print(Rendered(view))
     return captured.get().splitlines()
 
 

@@ -24,7 +24,7 @@ from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.search import call as front_door
 from hpstage.search.history import History
 from hpstage.search.progress import Progress, ProgressView
-from hpstage.search.progress.display import Display
+from hpstage.search.progress.view import Display
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Failing
 

@@ -1,4 +1,5 @@
-"""A study as it was when a trial was proposed, to propose that trial again after its creation was cut off."""
+"""Wrappers of a study's storage: a pruner's decision that holds once it is made, and a trial that is proposed again
+after its creation was cut off, whenever the process that did it first is killed."""
 
 from __future__ import annotations
 
@@ -6,11 +7,80 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import optuna
 from optuna.distributions import BaseDistribution
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial
 
 from hpstage.optuna import private
+
+_DECIDED = "hpstage:decided"
+"""The name of a trial's system attribute: the last decision of a pruner that sets attributes of its own."""
+
+
+class Wrapped:
+    """A storage wrapper: what a subclass does not have is the storage's."""
+
+    def __init__(self, storage: BaseStorage) -> None:
+        self._storage = storage
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+
+def decide(study: optuna.Study, trial: FrozenTrial) -> bool:
+    """Return the pruner's decision on the trial, after its last report.
+
+    ``SuccessiveHalvingPruner`` notes the rung that a trial has reached before it decides, and would decide for the next
+    one if it were called again. So what a pruner sets on the trial is written after its decision.
+    """
+    storage, id = private.storage_of(study), private.id_of(trial)
+    place = [trial.number, trial.last_step]
+    decided = trial.system_attrs.get(_DECIDED)
+    if decided is None or decided["at"] != place:
+        pending = _Pending(storage, trial)
+        private.use_storage(study, pending)  # type: ignore[arg-type]
+        try:
+            prunes = study.pruner.prune(study, trial)
+        finally:
+            private.use_storage(study, storage)
+        if not pending.attributes:
+            return prunes
+        decided = {"at": place, "prunes": prunes, "attributes": pending.attributes}
+        storage.set_trial_system_attr(id, _DECIDED, decided)
+    for name, value in decided["attributes"].items():
+        storage.set_trial_system_attr(id, name, value)
+    return bool(decided["prunes"])
+
+
+class _Pending(Wrapped):
+    """Keeps system attributes set on one trial to itself, and shows them."""
+
+    def __init__(self, storage: BaseStorage, trial: FrozenTrial) -> None:
+        super().__init__(storage)
+        self._id = private.id_of(trial)
+        self.attributes: dict[str, Any] = {}
+
+    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
+        if trial_id == self._id:
+            self.attributes[key] = value
+        else:
+            self._storage.set_trial_system_attr(trial_id, key, value)
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        return self._shown(self._storage.get_trial(trial_id))
+
+    def get_all_trials(self, study_id: int, deepcopy: bool = True, states: Any = None) -> list[FrozenTrial]:
+        trials = self._storage.get_all_trials(study_id, deepcopy=deepcopy, states=states)
+        return [self._shown(trial) for trial in trials] if self.attributes else trials
+
+    def _shown(self, trial: FrozenTrial) -> FrozenTrial:
+        if private.id_of(trial) != self._id:
+            return trial
+        shown = copy.copy(trial)
+        shown.system_attrs = {**trial.system_attrs, **self.attributes}
+        return shown
+
 
 # System attributes that a trial has before its sampler is called: queued, or forked from another in a grid's study.
 _OF_GRID = ("grid_id", "search_space")
@@ -21,8 +91,8 @@ class BecameAnother(BaseException):
     """A trial that is proposed again is not the same. Passes through whatever the user's space catches."""
 
 
-class ProposedAgain:
-    """A storage wrapper that hides what the proposal of a trial has written, until it is written again.
+class ProposedAgain(Wrapped):
+    """Hides what the proposal of a trial has written, until it is written again.
 
     Samplers learn from what they have written: Optuna's GPSampler would take the trial for another that is running,
     BruteForceSampler would avoid its point, and QMCSampler would proceed to the next one.
@@ -36,7 +106,7 @@ class ProposedAgain:
     """
 
     def __init__(self, storage: BaseStorage, cut_off: FrozenTrial, notes: Mapping[str, Any] | None) -> None:
-        self._storage = storage
+        super().__init__(storage)
         self._cut_off = cut_off
         self._id = private.id_of(cut_off)
         self._seen = copy.deepcopy(cut_off)
@@ -44,9 +114,6 @@ class ProposedAgain:
         given = _OF_FORK if "hpstage:donor" in cut_off.user_attrs else _GIVEN
         self._seen.system_attrs = {name: value for name, value in cut_off.system_attrs.items() if name in given}
         self._notes = None if notes is None else dict(notes)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._storage, name)
 
     # --- the trial ----------------------------------------------------------------------------------------
 
