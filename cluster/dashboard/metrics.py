@@ -34,114 +34,70 @@ _OUTCOMES: tuple[Departure | ChainOutcome, ...] = (*get_args(Departure), *get_ar
 _LOSSES: tuple[StateLoss, ...] = get_args(StateLoss)
 _FAILING: tuple[Activity, ...] = ("train", "evaluate")
 
-_STUDY = ("plan", "study")
-_PLAN = ("plan",)
+_GAUGES = {
+    "hpstage_stages": "Stages of the study's trials by state; reused: another study has requested them first.",
+    "hpstage_trials": "Trials of the study by state; open: unfinished, though the search has ended; rejected: by the "
+    "space.",
+    "hpstage_merge_rate": "Requested steps / unique steps.",
+    "hpstage_alone_worker_seconds": "Estimated seconds of workers for the results so far without sharing.",
+    "hpstage_saved_worker_seconds": "Estimated seconds of workers saved so far: alone - used.",
+    "hpstage_training_workers": "Workers that train for the study now.",
+    "hpstage_study_drivers": "Drivers at work on the study; 0: it has ended, or is interrupted.",
+    "hpstage_plan_merge_rate": "Requested steps / unique steps, over all studies.",
+    "hpstage_plan_checkpoints": "Checkpoints that are kept.",
+    "hpstage_plan_checkpoint_bytes": "Bytes of the checkpoints that are kept.",
+    "hpstage_plan_drivers": "Drivers that have joined the plan and not left.",
+    "hpstage_scheduler_workers": "Workers of the Dask scheduler; busy: one of the plans trains on it.",
+}
+_COUNTERS = {
+    "hpstage_steps_asked": "Steps requested, summed over the study's trials.",
+    "hpstage_steps_distinct": "Unique steps among those requested.",
+    "hpstage_steps_trained": "Steps trained that the study's trials requested first.",
+    "hpstage_steps_wasted": "Of these, steps whose results were discarded.",
+    "hpstage_worker_seconds": "Seconds of workers (GPUs) for steps that the study's trials requested first, by "
+    "activity.",
+    "hpstage_chains_lost": "Chains that the study paid for and that were lost or threw training away, by outcome.",
+    "hpstage_plan_steps_asked": "Steps requested, summed over the plan's trials.",
+    "hpstage_plan_steps_distinct": "Unique steps among those requested.",
+    "hpstage_plan_steps_trained": "Steps that were trained.",
+    "hpstage_plan_steps_wasted": "Steps that were trained and whose results were discarded.",
+    "hpstage_plan_worker_seconds": "Seconds of workers (GPUs) that the plan took, by activity.",
+    "hpstage_plan_checkpoints_lost": "Checkpoints that are gone, by reason: evicted under a budget, or missing or "
+    "damaged when they were loaded.",
+    "hpstage_plan_failures": "Exceptions in the user's code, by activity; stages given up because their workers died "
+    "count as training.",
+    "hpstage_plan_audits": "Audits by outcome; stopped: they gave way to training.",
+    "hpstage_plan_audit_worker_seconds": "Seconds of workers that audits took, which are the work of no trial.",
+    "hpstage_plan_audited_steps": "Steps that audits have trained again.",
+    "hpstage_plan_drivers_lost": "Drivers that were taken for dead, since their lease ran out.",
+    "hpstage_plan_drivers_rejoined": "Drivers that joined again after they had been taken for dead.",
+    "hpstage_plan_records": "Records of the journal that were read.",
+}
+_LABELS = {
+    "hpstage_stages": "state",
+    "hpstage_trials": "state",
+    "hpstage_worker_seconds": "activity",
+    "hpstage_chains_lost": "outcome",
+    "hpstage_plan_worker_seconds": "activity",
+    "hpstage_plan_checkpoints_lost": "reason",
+    "hpstage_plan_failures": "activity",
+    "hpstage_plan_audits": "outcome",
+    "hpstage_scheduler_workers": "state",
+}
+"""What families distinguish besides the study, plan or scheduler."""
+
+
+def _labels(name: str) -> tuple[str, ...]:
+    kind = name.split("_")[1]
+    of = (kind,) if kind in ("plan", "scheduler") else ("plan", "study")
+    return (*of, _LABELS[name]) if name in _LABELS else of
+
+
 _Family = tuple[type[CounterMetricFamily] | type[GaugeMetricFamily], str, tuple[str, ...]]
 
 FAMILIES: Mapping[str, _Family] = {
-    "hpstage_stages": (
-        GaugeMetricFamily,
-        "Stages of the study's trials by state; reused: another study has requested them first.",
-        (*_STUDY, "state"),
-    ),
-    "hpstage_trials": (
-        GaugeMetricFamily,
-        "Trials of the study by state; open: unfinished, though the search has ended; rejected: by the space.",
-        (*_STUDY, "state"),
-    ),
-    "hpstage_steps_asked": (
-        CounterMetricFamily,
-        "Steps requested, summed over the study's trials.",
-        _STUDY,
-    ),
-    "hpstage_steps_distinct": (CounterMetricFamily, "Unique steps among those requested.", _STUDY),
-    "hpstage_steps_trained": (CounterMetricFamily, "Steps trained that the study's trials requested first.", _STUDY),
-    "hpstage_steps_wasted": (CounterMetricFamily, "Of these, steps whose results were discarded.", _STUDY),
-    "hpstage_merge_rate": (GaugeMetricFamily, "Requested steps / unique steps.", _STUDY),
-    "hpstage_worker_seconds": (
-        CounterMetricFamily,
-        "Seconds of workers (GPUs) for steps that the study's trials requested first, by activity.",
-        (*_STUDY, "activity"),
-    ),
-    "hpstage_alone_worker_seconds": (
-        GaugeMetricFamily,
-        "Estimated seconds of workers for the results so far without sharing.",
-        _STUDY,
-    ),
-    "hpstage_saved_worker_seconds": (
-        GaugeMetricFamily,
-        "Estimated seconds of workers saved so far: alone - used.",
-        _STUDY,
-    ),
-    "hpstage_training_workers": (GaugeMetricFamily, "Workers that train for the study now.", _STUDY),
-    "hpstage_study_drivers": (
-        GaugeMetricFamily,
-        "Drivers at work on the study; 0: it has ended, or is interrupted.",
-        _STUDY,
-    ),
-    "hpstage_chains_lost": (
-        CounterMetricFamily,
-        "Chains that the study paid for and that were lost or threw training away, by outcome.",
-        (*_STUDY, "outcome"),
-    ),
-    "hpstage_plan_steps_asked": (
-        CounterMetricFamily,
-        "Steps requested, summed over the plan's trials.",
-        _PLAN,
-    ),
-    "hpstage_plan_steps_distinct": (CounterMetricFamily, "Unique steps among those requested.", _PLAN),
-    "hpstage_plan_steps_trained": (CounterMetricFamily, "Steps that were trained.", _PLAN),
-    "hpstage_plan_steps_wasted": (
-        CounterMetricFamily,
-        "Steps that were trained and whose results were discarded.",
-        _PLAN,
-    ),
-    "hpstage_plan_merge_rate": (GaugeMetricFamily, "Requested steps / unique steps, over all studies.", _PLAN),
-    "hpstage_plan_worker_seconds": (
-        CounterMetricFamily,
-        "Seconds of workers (GPUs) that the plan took, by activity.",
-        (*_PLAN, "activity"),
-    ),
-    "hpstage_plan_checkpoints": (GaugeMetricFamily, "Checkpoints that are kept.", _PLAN),
-    "hpstage_plan_checkpoint_bytes": (GaugeMetricFamily, "Bytes of the checkpoints that are kept.", _PLAN),
-    "hpstage_plan_checkpoints_lost": (
-        CounterMetricFamily,
-        "Checkpoints that are gone, by reason: evicted under a budget, or missing or damaged when they were loaded.",
-        (*_PLAN, "reason"),
-    ),
-    "hpstage_plan_failures": (
-        CounterMetricFamily,
-        "Exceptions in the user's code, by activity; stages given up because their workers died count as training.",
-        (*_PLAN, "activity"),
-    ),
-    "hpstage_plan_audits": (
-        CounterMetricFamily,
-        "Audits by outcome; stopped: they gave way to training.",
-        (*_PLAN, "outcome"),
-    ),
-    "hpstage_plan_audit_worker_seconds": (
-        CounterMetricFamily,
-        "Seconds of workers that audits took, which are the work of no trial.",
-        _PLAN,
-    ),
-    "hpstage_plan_audited_steps": (CounterMetricFamily, "Steps that audits have trained again.", _PLAN),
-    "hpstage_plan_drivers": (GaugeMetricFamily, "Drivers that have joined the plan and not left.", _PLAN),
-    "hpstage_plan_drivers_lost": (
-        CounterMetricFamily,
-        "Drivers that were taken for dead, since their lease ran out.",
-        _PLAN,
-    ),
-    "hpstage_plan_drivers_rejoined": (
-        CounterMetricFamily,
-        "Drivers that joined again after they had been taken for dead.",
-        _PLAN,
-    ),
-    "hpstage_plan_records": (CounterMetricFamily, "Records of the journal that were read.", _PLAN),
-    "hpstage_scheduler_workers": (
-        GaugeMetricFamily,
-        "Workers of the Dask scheduler; busy: one of the plans trains on it.",
-        ("scheduler", "state"),
-    ),
+    **{name: (GaugeMetricFamily, text, _labels(name)) for name, text in _GAUGES.items()},
+    **{name: (CounterMetricFamily, text, _labels(name)) for name, text in _COUNTERS.items()},
 }
 """Kind, help and labels by name; names of counters are without ``_total``."""
 
