@@ -208,7 +208,7 @@ class PlanView(Accounting):
                 self.drivers_rejoined += (fact.host, fact.pid) in self._taken_for_dead
                 self._taken_for_dead.discard((fact.host, fact.pid))
             case SearchStarted():
-                self.studies.setdefault(fact.study, StudyView(fact, self.tally(fact.study))).restart(fact)
+                self.studies.setdefault(fact.study, StudyView(fact, self.tallies[fact.study])).restart(fact)
             case TrialProposed(trial=trial) | TrialEnded(trial=trial) if trial is not None:
                 study, ended = self.studies[fact.study], plan.ended.get(trial)
                 (study.infeasible.discard if ended is None or ended.feasible else study.infeasible.add)(trial)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -99,10 +100,10 @@ class Accounting:
         self.plan = plan
         self.position = 0
         """Number of the journal's records that are folded."""
-        self.tallies: dict[str, Tally] = {}  # by study
+        self.tallies: defaultdict[str, Tally] = defaultdict(Tally)  # by study
         self.trials: dict[TrialId, TrialRow] = {}  # those of which anything was requested
         self.nodes: dict[NodeId, NodeRow] = {}
-        self.requests: dict[tuple[NodeId, int], Request] = {}
+        self.requests: defaultdict[tuple[NodeId, int], Request] = defaultdict(Request)
         self.presence = Presence()
         self.calls: dict[DriverId, Call] = {}
         self.audits = AuditFigures()
@@ -144,8 +145,8 @@ class Accounting:
             return  # it has no value there
         if step in row.targets:
             return  # a resumed call requests again
-        row.targets = (*row.targets, step) if not row.targets or row.targets[-1] < step else _with(row.targets, step)
-        request = self.request(planned.node_at(step).id, step)
+        row.targets = tuple(sorted((*row.targets, step)))
+        request = self.requests[planned.node_at(step).id, step]
         if request.first is None:
             request.first = planned.id
         if request.evaluated:
@@ -213,7 +214,7 @@ class Accounting:
         own.charged_seconds += seconds
         if fact.metrics is not None:
             if request is None:
-                request = self.request(fact.node, fact.step)
+                request = self.requests[fact.node, fact.step]
             request.evaluated, request.waiting = True, None
             for trial in waiting or ():
                 self._answer(self.plan.trials[trial], self.trials[trial], fact.step)
@@ -286,7 +287,7 @@ class Accounting:
             own.tally.sums.steps_asked += fact.last - own.requested
             own.requested = fact.last
             own.targets = tuple([step for step in own.targets if step <= fact.last])
-            request = self.request(fact.node, fact.last)
+            request = self.requests[fact.node, fact.last]
             if request.first is None:
                 request.first = trial
             if fact.outcome == "complete" and fact.last not in own.targets:
@@ -312,17 +313,17 @@ class Accounting:
         self._open = {id: chain for id, chain in self._open.items() if chain[0] != fact.driver}
 
     def _begin(self, fact: SearchStarted) -> None:
-        tally = self.tally(fact.study)
+        tally = self.tallies[fact.study]
         tally.before = tally.sums.since(Sums())
         tally.allocated_before = self.presence.seconds(fact.study)
         tally.drivers_before = frozenset(self.presence.drivers_of(fact.study))
 
     def _propose(self, fact: TrialProposed) -> None:
         if fact.trial is not None:
-            self.tally(fact.study).end(fact.trial, None if fact.rejected is None else "REJECTED")
+            self.tallies[fact.study].end(fact.trial, None if fact.rejected is None else "REJECTED")
 
     def _finish(self, fact: TrialEnded) -> None:
-        tally = self.tally(fact.study)
+        tally = self.tallies[fact.study]
         if tally.ends.get(fact.trial) != "REJECTED":
             tally.end(fact.trial, fact.state)
 
@@ -373,7 +374,7 @@ class Accounting:
         row = self.trials.get(id)
         if row is None:
             study = self.plan.study_of(id)
-            row = self.trials[id] = TrialRow(study, self.tally(study))
+            row = self.trials[id] = TrialRow(study, self.tallies[study])
         return row
 
     def node(self, node: Node) -> NodeRow:
@@ -381,18 +382,6 @@ class Accounting:
         if row is None:
             row = self.nodes[node.id] = NodeRow(node)
         return row
-
-    def request(self, node: NodeId, step: int) -> Request:
-        request = self.requests.get((node, step))
-        if request is None:
-            request = self.requests[node, step] = Request()
-        return request
-
-    def tally(self, study: str) -> Tally:
-        tally = self.tallies.get(study)
-        if tally is None:
-            tally = self.tallies[study] = Tally()
-        return tally
 
     # --- figures ------------------------------------------------------------------------------------------
 
@@ -402,14 +391,14 @@ class Accounting:
 
     def alone_seconds(self, study: str | None = None) -> float:
         """Estimate the worker seconds of the results of a study, or of all, without sharing. O(studies)."""
-        tallies = self.tallies.values() if study is None else (self.tally(study),)
+        tallies = self.tallies.values() if study is None else (self.tallies[study],)
         evaluate_seconds = self.plan.totals.average_evaluate_seconds
         return sum([tally.sums.alone_seconds(evaluate_seconds) for tally in tallies])
 
     def saved_seconds(self, study: str | None = None) -> float:
         """Estimate the worker seconds that a study, or the plan, has saved. Negative where loading and losses outweigh
         sharing."""
-        used = self.whole() if study is None else self.tally(study).sums
+        used = self.whole() if study is None else self.tallies[study].sums
         return self.alone_seconds(study) - used.worker_seconds
 
     def requested_nodes(self) -> int:
@@ -463,7 +452,3 @@ def accounted(plan: SearchPlan, journal: Journal) -> Accounting:
     found = Accounting(plan)
     found.follow(journal)
     return found
-
-
-def _with(steps: tuple[int, ...], step: int) -> tuple[int, ...]:
-    return tuple(sorted((*steps, step)))

@@ -187,7 +187,7 @@ class Book:
     @property
     def sums(self) -> Sums:
         """Steps and seconds of its trials."""
-        return self.account.whole() if self.study is None else self.account.tally(self.study).sums
+        return self.account.whole() if self.study is None else self.account.tallies[self.study].sums
 
     @cached_property
     def savings(self) -> Savings:

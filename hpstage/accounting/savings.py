@@ -247,7 +247,7 @@ def savings_of(accounting: Accounting, study: str | None = None, *, latest: bool
         latest: of the study's last search only: what its trials were charged since it began.
     """
     plan = accounting.plan
-    tally = None if study is None else accounting.tally(study)
+    tally = None if study is None else accounting.tallies[study]
     took = accounting.whole() if tally is None else tally.sums
     allocated, drivers = accounting.presence.seconds(study), accounting.presence.drivers_of(study)
     if study is not None and tally is not None and latest:
@@ -309,7 +309,7 @@ def _is_whole(accounting: Accounting, study: str | None, drivers: int, *, latest
         return drivers == 1
     plan = accounting.plan
     studies = {*map(plan.study_of, plan.trials), *plan.searches} if study is None else {study}
-    return len(studies) == 1 and not any(accounting.tally(name).before.steps_trained for name in studies)
+    return len(studies) == 1 and not any(accounting.tallies[name].before.steps_trained for name in studies)
 
 
 def merged(plan: SearchPlan, trials: Iterable[PlannedTrial] | None = None) -> Merged:

@@ -67,7 +67,7 @@ def _study(book: Book, study: str, ids: list[TrialId], *, held: bool) -> StudyRo
     account = book.account
     plan = account.plan
     record = plan.searches.get(study)
-    tally = account.tally(study)
+    tally = account.tallies[study]
     states: Counter[str] = Counter({end: count for end, count in tally.by_end.items() if end is not None and count})
     states.update(account.waits_for(id) if held else "OPEN" for id in ids if tally.ends.get(id) is None)
     sums = tally.sums

@@ -185,7 +185,7 @@ class Progress:
         self, session: Session, driver: Driver, remaining: RemainingWork, now: float, seconds_left: float | None
     ) -> ProgressView:
         plan, scheduler = driver.plan, driver.scheduler
-        record, tally = plan.searches[session.name], driver.accounting.tally(session.name)
+        record, tally = plan.searches[session.name], driver.accounting.tallies[session.name]
         since = tally.sums.since(tally.before)
         if self._last is None:
             self._best_before = _best_value(self._study)
