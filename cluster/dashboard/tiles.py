@@ -110,7 +110,8 @@ def standing(shown: Shown) -> list[str]:
     else:
         state = "running" if view.is_driven(study.name) else "interrupted"
     found = [plain(study.name), state, clean(study.started.algorithm)]
-    if skipped := skipped_work(study.totals):
+    totals = study.totals
+    if skipped := skipped_work(totals.frozen_batches, totals.frozen_skipped, totals.frozen_seconds):
         found.append(f"frozen layers skipped: {skipped}")
     audits = view.audits.line(view.plan)
     return [*found, f"audited {audits}"] if audits else found

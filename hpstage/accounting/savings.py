@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
-from typing import Protocol
 
 from hpstage.accounting.accounting import Accounting
 from hpstage.accounting.audits import audited
@@ -161,7 +160,7 @@ class Savings:
             rows.insert(-2, ("lost by exchange", duration(self.exchange_seconds)))
         if self.fused_seconds:
             rows.insert(-2, ("of this by fusing siblings", duration(self.fused_seconds)))
-        if skipped := skipped_work(self):
+        if skipped := skipped_work(self.frozen_batches, self.frozen_skipped, self.frozen_seconds):
             rows.insert(-2, ("frozen layers skipped", skipped))
         if self.failed:
             rows.insert(1, ("failed", f"{self.failed}"))
@@ -171,23 +170,11 @@ class Savings:
         return aligned(self.rows())
 
 
-class HasFrozenWork(Protocol):
-    """The sum of :class:`hpstage.plan.facts.FrozenWork`."""
-
-    @property
-    def frozen_batches(self) -> int: ...
-    @property
-    def frozen_skipped(self) -> int: ...
-    @property
-    def frozen_seconds(self) -> float: ...
-
-
-def skipped_work(of: HasFrozenWork) -> str:
+def skipped_work(batches: int, skipped: int, seconds: float) -> str:
     """Return text such as ``1,234 of 2,000 batches (61.7%), about 34.1 s``; empty if no layer is frozen."""
-    if not of.frozen_batches:
+    if not batches:
         return ""
-    share = of.frozen_skipped / of.frozen_batches
-    return f"{of.frozen_skipped:,} of {of.frozen_batches:,} batches ({share:.1%}), about {duration(of.frozen_seconds)}"
+    return f"{skipped:,} of {batches:,} batches ({skipped / batches:.1%}), about {duration(seconds)}"
 
 
 def answered_steps(planned: PlannedTrial) -> list[int]:

@@ -30,6 +30,7 @@ from hpstage.errors.text import aligned, allocated_time, clean, count_of, durati
 from hpstage.plan.facts import DriverId
 from hpstage.plan.log import open_existing_plan
 from hpstage.plan.messages import host_of
+from hpstage.plan.plan import SearchPlan
 from hpstage.report.names import worker_names, workers_in_order
 from hpstage.store import Journal
 from hpstage.store.opening import DEFAULT_ROOT, default_stores, last_written, open_journal
@@ -191,14 +192,14 @@ def _listed(stores: Sequence[Path]) -> str:
 def status_of(account: Account, journal: Journal) -> Status:
     """Return the present figures of an account, and which drivers are alive."""
     plan = account.plan
-    looks = _Looks(journal)
+    leases = DriverLeases(journal, DriverId("looking on"))  # of which none is changed
     drivers = [
-        DriverStatus(other.driver, other.host.partition("/")[0], other.pid, not looks.seems_gone(account, id), other.at)
-        for id, other in plan.drivers.items()
+        DriverStatus(other.driver, other.host.partition("/")[0], other.pid, not leases.seems_gone(other), other.at)
+        for other in plan.drivers.values()
     ]
     alive = {driver.driver for driver in drivers if driver.alive}
     book = Book(account)
-    studies = study_rows(book, lambda study: looks.holder(account, study) in alive)
+    studies = study_rows(book, lambda study: _holder(journal, plan, study) in alive)
     chains = []
     names = worker_names(workers_in_order(account)) if plan.chains else {}
     for id, chain in plan.chains.items():
@@ -250,22 +251,11 @@ def status_of(account: Account, journal: Journal) -> Status:
     )
 
 
-class _Looks:
-    """Looks at leases, and changes none."""
-
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        self._driver_leases = DriverLeases(journal, DriverId("looking on"))
-
-    def seems_gone(self, account: Account, driver: DriverId) -> bool:
-        return self._driver_leases.seems_gone(account.plan.drivers[driver])
-
-    def holder(self, account: Account, study: str) -> str | None:
-        record = account.plan.searches.get(study)
-        if record is None:
-            return None
-        held = self._journal.holder(f"study/{record.started.identity}")
-        return None if held is None else held.owner
+def _holder(journal: Journal, plan: SearchPlan, study: str) -> str | None:
+    """Return the driver that holds the lease of a study."""
+    record = plan.searches.get(study)
+    held = None if record is None else journal.holder(f"study/{record.started.identity}")
+    return None if held is None else held.owner
 
 
 def as_text(found: Status, width: int | None = None) -> str:
@@ -298,7 +288,7 @@ def _of_plan(found: Status) -> list[tuple[str, str]]:
     if plan.seconds_audited:
         share = plan.steps_audited / plan.steps_trained if plan.steps_trained else 0.0
         rows.insert(-1, ("audited", audited(share, plan.audit_differences, plan.seconds_audited)))
-    if skipped := skipped_work(plan):
+    if skipped := skipped_work(plan.frozen_batches, plan.frozen_skipped, plan.frozen_seconds):
         rows.insert(-1, ("frozen layers skipped", skipped))
     if plan.failures:
         rows += [("failed stages", f"{plan.failures:,}"), *(("", _caused(cause)) for cause in found.causes[:_CAUSES])]

@@ -79,7 +79,6 @@ def _environment() -> Environment:
         "percent": "{:.1%}".format,
         "short": _short,
         "size": size,
-        "skipped_work": skipped_work,
         "thousands": "{:,}".format,
     }
     helpers = (
@@ -94,7 +93,7 @@ def _environment() -> Environment:
         state_of,
         trial_name,
     )
-    found.globals |= {helper.__name__: helper for helper in (*helpers, where)}
+    found.globals |= {helper.__name__: helper for helper in (*helpers, skipped_work, where)}
     return found
 
 

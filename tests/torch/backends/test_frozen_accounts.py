@@ -82,7 +82,7 @@ def test_a_frozen_layer_is_computed_once_for_each_sample_where_it_keeps_them_apa
 def test_all_outputs_show_the_same(tmp_path: Path) -> None:
     store = tmp_path / "store"
     saved = search(store).savings
-    text = skipped_work(saved)
+    text = skipped_work(saved.frozen_batches, saved.frozen_skipped, saved.frozen_seconds)
     assert text.startswith(f"{saved.frozen_skipped} of {saved.frozen_batches} batches (")
     assert f"frozen layers skipped {text}" in " ".join(str(saved).split())
     shown = CliRunner().invoke(app, ["status", str(store)])
