@@ -29,7 +29,7 @@ def install(client: Client) -> Any:
 
     hpstage must be installed where the scheduler runs. For an asynchronous client, await the result.
     """
-    return client.run_on_scheduler(_on_scheduler)
+    return client.run_on_scheduler(install_on)
 
 
 def page_of(client: Client) -> str | None:
@@ -42,16 +42,12 @@ def page_of(client: Client) -> str | None:
     return f"{link.rpartition('/')[0]}/{PAGE}"
 
 
-def _on_scheduler(dask_scheduler: Scheduler) -> bool:
-    return install_on(dask_scheduler)
-
-
 def dask_setup(scheduler: Scheduler) -> None:
     """Called by Dask for a module that it preloads."""
     install_on(scheduler)
 
 
-def install_on(scheduler: Scheduler, *, on_demand: bool = False) -> bool:
+def install_on(dask_scheduler: Scheduler, *, on_demand: bool = False) -> bool:
     """Same as :func:`install`, in the scheduler's process, on its loop.
 
     With ``on_demand`` the scheduler has no dashboard yet: it is built when somebody looks at it.
@@ -59,6 +55,7 @@ def install_on(scheduler: Scheduler, *, on_demand: bool = False) -> bool:
     from hpstage.cluster.dashboard.board import Board
     from hpstage.cluster.dashboard.follower import HANDLER, INSTALLED
 
+    scheduler = dask_scheduler  # the name by which Dask passes it
     present: Board | None = getattr(scheduler.handlers.get(HANDLER), "__self__", None)
     if present is not None:
         return present.has_page

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from bokeh.document import Document
@@ -11,7 +12,7 @@ from bokeh.models import ColumnDataSource, FactorRange, HoverTool, Range1d
 from hpstage.cluster.dashboard.board import Shown
 from hpstage.cluster.dashboard.panels import BEST, GOOD, MIDDLE, OTHER, SAVED, SPENT, Panel, around, nice
 from hpstage.cluster.dashboard.study import curve
-from hpstage.cluster.dashboard.work import GPU, Work, gpu_of, work_of
+from hpstage.cluster.dashboard.work import Work, work_of
 from hpstage.errors.text import shortened, size
 from hpstage.report.names import plain
 
@@ -60,7 +61,7 @@ class Workers(Panel):
             "worker": labels,
             "done": [0.0 if work is None else round(work.done, 4) for work in found],
             "text": [_say(work) for work in found],
-            "gpu": [_gpu(gpu_of(workers[address].metrics)) for address in rows],
+            "gpu": [_gpu(workers[address].metrics) for address in rows],
         }
         busy = sum(address in works for address in names)
         title = f"Workers: {busy:,} of {len(names):,} train"
@@ -73,10 +74,13 @@ def _say(work: Work | None) -> str:
     return shortened(f"{plain(work.study)}: step {work.step:,}, to {work.stop:,}; {work.values}", _WORKER_TEXT)
 
 
-def _gpu(gpu: GPU | None) -> str:
-    if gpu is None:
+def _gpu(metrics: Mapping[str, Any]) -> str:
+    """Return the load of a worker's GPU, by the metrics that it sends Dask's scheduler where NVML is installed."""
+    total = metrics.get("gpu-memory-total") or 0
+    if total <= 0:
         return ""
-    return f"GPU {100 * gpu.use:.0f} %, {size(gpu.memory_used)} of {size(gpu.memory)}"
+    used = metrics.get("gpu_memory_used") or 0
+    return f"GPU {metrics.get('gpu_utilization') or 0:.0f} %, {size(used)} of {size(total)}"
 
 
 class Savings(Panel):

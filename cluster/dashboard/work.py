@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from hpstage.cluster.dashboard.board import Board, PlanView
 from hpstage.errors.text import clean, shortened
@@ -83,21 +81,3 @@ def values_text(node: Node, step: int) -> str:
     names = sorted(values, key=lambda name: (name in before and before[name] == values[name], name))
     text = ", ".join(f"{clean(name)} {shortened(values[name])}" for name in names)
     return text if len(text) <= _MOST_TEXT else text[: _MOST_TEXT - 1] + "…"
-
-
-@dataclass(frozen=True, slots=True)
-class GPU:
-    """Load of a worker's device: ``use`` from 0 to 1, and bytes of memory, used and total."""
-
-    use: float
-    memory_used: float
-    memory: float
-
-
-def gpu_of(metrics: Mapping[str, Any]) -> GPU | None:
-    """Return the GPU of a worker from the metrics that it sends Dask's scheduler where NVML is installed; ``None``
-    without."""
-    total = metrics.get("gpu-memory-total") or 0
-    if total <= 0:
-        return None
-    return GPU((metrics.get("gpu_utilization") or 0) / 100, float(metrics.get("gpu_memory_used") or 0), float(total))

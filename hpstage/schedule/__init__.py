@@ -175,11 +175,8 @@ def linear(value: float, start_factor: float = 1 / 3, end_factor: float = 1.0, t
 
 def polynomial(value: float, total_iters: int = 5, power: float = 1.0) -> Schedule:
     """PolynomialLR: ``value * (1 - t / total_iters)**power``, and 0 from ``total_iters`` on."""
-    base, steps, exponent = (
-        real("value", value),
-        count("total_iters", total_iters, least=1),
-        real("power", power),
-    )
+    base, steps = real("value", value), count("total_iters", total_iters, least=1)
+    exponent = real("power", power)
     if exponent < 0:
         raise ScheduleError(f"power is {power!r}; it must be at least 0")
     if exponent == 0:
@@ -219,11 +216,8 @@ def onecycle(
     Ends at ``total_steps``. The peak is where torch has it, at ``pct_start * total_steps - 1``, and thus usually
     between two steps.
     """
-    top, steps, share = (
-        real("max_value", max_value),
-        count("total_steps", total_steps),
-        real("pct_start", pct_start),
-    )
+    top, steps = real("max_value", max_value), count("total_steps", total_steps)
+    share = real("pct_start", pct_start)
     if not 0 <= share <= 1:
         raise ScheduleError(f"pct_start is {pct_start!r}; it must be from 0 to 1")
     one_of("cos", "linear").of("anneal_strategy", anneal_strategy, ScheduleError)

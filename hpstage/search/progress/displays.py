@@ -244,18 +244,10 @@ class TerminalDisplay(Display):
     @staticmethod
     def _redirect_loggers(to: dict[int, TextIO]) -> None:
         """Redirect logging handlers that write to one of these streams to another one."""
-        for handler in _handlers():
-            replacement = to.get(id(handler.stream))
-            if replacement is not None:
-                handler.setStream(replacement)
-
-
-def _handlers() -> Iterator[logging.StreamHandler[TextIO]]:
-    loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
-    for logger in loggers:
-        for handler in getattr(logger, "handlers", ()):
-            if isinstance(handler, logging.StreamHandler):
-                yield handler
+        for logger in (logging.getLogger(), *logging.Logger.manager.loggerDict.values()):
+            for handler in getattr(logger, "handlers", ()):
+                if isinstance(handler, logging.StreamHandler) and id(handler.stream) in to:
+                    handler.setStream(to[id(handler.stream)])
 
 
 class _Above(TextIOBase):
