@@ -7,8 +7,7 @@ import math
 import queue
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -57,7 +56,7 @@ class _Written:
     steps: set[int] = field(default_factory=set)  # that were measured
 
 
-class LiveCallback(ABC):
+class LiveCallback:
     """Writes a run for each trial of a search while it trains.
 
     Every few seconds, a thread of the calling process writes what the plan has learnt of each trial: its metrics, and
@@ -65,9 +64,9 @@ class LiveCallback(ABC):
     do not depend on it. A call that resumes writes its runs again, from the first step.
     """
 
-    _package: str
-
-    def __init__(self, every: float) -> None:
+    def __init__(self, every: float, package: str, make: Callable[[], Tracker]) -> None:
+        """``make``: makes the tracker; its ``package`` may be missing."""
+        self._package = package
         self._every = seconds(least=0).of("every", every)
         self._due = 0.0
         self._written: dict[TrialId, _Written] = {}  # of trials that have not ended
@@ -75,15 +74,11 @@ class LiveCallback(ABC):
         self._thread: threading.Thread | None = None
         self._ended: set[TrialId] = set()
         try:
-            self._tracker = self._made()
+            self._tracker = make()
         except ImportError as error:
-            raise not_installed(error, self._package) from None
+            raise not_installed(error, package) from None
 
-    @abstractmethod
-    def _made(self) -> Tracker:
-        """Return the tracker; its package may be missing."""
-
-    def __call__(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:  # noqa: B027
+    def __call__(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         """Do nothing: Optuna calls it for each trial that ends."""
 
     def follow(
@@ -203,16 +198,13 @@ class TensorBoardCallback(LiveCallback):
         UsageError: tensorboard is not installed.
     """
 
-    _package = "tensorboard"
-
     def __init__(self, folder: str | PathLike[str] = "runs", *, every: float = 5.0) -> None:
-        self._folder = Path(folder)
-        super().__init__(every)
+        def make() -> Tracker:
+            from hpstage.report.trackers.tensorboard import TensorBoard
 
-    def _made(self) -> Tracker:
-        from hpstage.report.trackers.tensorboard import TensorBoard
+            return TensorBoard(Path(folder))
 
-        return TensorBoard(self._folder)
+        super().__init__(every, "tensorboard", make)
 
 
 class MLflowCallback(LiveCallback):
@@ -226,16 +218,13 @@ class MLflowCallback(LiveCallback):
         UsageError: mlflow is not installed.
     """
 
-    _package = "mlflow"
-
     def __init__(self, tracking_uri: str | None = None, *, every: float = 5.0) -> None:
-        self._uri = tracking_uri
-        super().__init__(every)
+        def make() -> Tracker:
+            from hpstage.report.trackers.mlflow import MLflow
 
-    def _made(self) -> Tracker:
-        from hpstage.report.trackers.mlflow import MLflow
+            return MLflow(None, tracking_uri)
 
-        return MLflow(None, self._uri)
+        super().__init__(every, "mlflow", make)
 
 
 class WeightsAndBiasesCallback(LiveCallback):
@@ -250,15 +239,14 @@ class WeightsAndBiasesCallback(LiveCallback):
         UsageError: wandb is not installed.
     """
 
-    _package = "wandb"
-
     def __init__(
         self, project: str | None = None, *, wandb_kwargs: Mapping[str, Any] | None = None, every: float = 5.0
     ) -> None:
-        self._settings = {**({} if project is None else {"project": project}), **(wandb_kwargs or {})}
-        super().__init__(every)
+        settings = {**({} if project is None else {"project": project}), **(wandb_kwargs or {})}
 
-    def _made(self) -> Tracker:
-        from hpstage.report.trackers.wandb import WeightsAndBiases
+        def make() -> Tracker:
+            from hpstage.report.trackers.wandb import WeightsAndBiases
 
-        return WeightsAndBiases(None, self._settings)
+            return WeightsAndBiases(None, settings)
+
+        super().__init__(every, "wandb", make)

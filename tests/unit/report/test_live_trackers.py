@@ -15,7 +15,7 @@ import pytest
 import hpstage
 from hpstage.errors import UsageError
 from hpstage.report.trackers.live import LiveCallback
-from hpstage.report.trackers.runs import Row, Tracker, TrialRun
+from hpstage.report.trackers.runs import Row, TrialRun
 from tests.dask.processes import until
 from tests.unit.report.test_tree_logs import STEPS, Talking, space
 
@@ -54,14 +54,9 @@ class Writer:
 
 
 class Following(LiveCallback):
-    _package = "kept"
-
     def __init__(self, *, every: float = 0.0) -> None:
         self.kept = Kept()
-        super().__init__(every)
-
-    def _made(self) -> Tracker:
-        return self.kept
+        super().__init__(every, "kept", lambda: self.kept)
 
 
 @pytest.mark.ci
