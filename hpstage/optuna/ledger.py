@@ -80,11 +80,7 @@ class _Noting(Wrapped):
 
 
 class Ledger:
-    """Reads and writes one study.
-
-    Args:
-        constraints: as for ``hpstage.optimize``.
-    """
+    """Reads and writes one study."""
 
     def __init__(self, study: optuna.Study, constraints: Constraints | None = None) -> None:
         self.study = study

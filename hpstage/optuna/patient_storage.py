@@ -232,11 +232,7 @@ class PatientStorage(BaseStorage):
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether the same call may succeed later.
-
-    Raises:
-        StoreError: it cannot, unless the user fixes the cause.
-    """
+    """Whether the same call may succeed later. Raises :class:`StoreError` if the user must fix the cause first."""
     if isinstance(error, UpdateFinishedTrialError | KeyError):
         return False
     why = error.strerror if isinstance(error, OSError) and error.errno in _LASTING else _full(error)
