@@ -11,8 +11,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
-from hpstage.algos.parameters import Window, WindowedSearch
-from hpstage.algos.rungs import RUNGS, check_rungs, known, rung_steps
+from hpstage.algos.parameters import RUNGS, Window, WindowedSearch, check_rungs, known, rung_steps
 from hpstage.errors.arguments import one_of, optional, switch, whole
 
 

@@ -11,8 +11,7 @@ from typing import Literal
 
 from hpstage.algorithm import Action, Algorithm, Ask, Search, Setting, Trials
 from hpstage.algos.asha import PromotionSearch
-from hpstage.algos.parameters import FEW_WORKERS, Window
-from hpstage.algos.rungs import RUNGS, check_rungs, known, rung_steps
+from hpstage.algos.parameters import FEW_WORKERS, RUNGS, Window, check_rungs, known, rung_steps
 from hpstage.algos.successive_halving import HalvingSearch
 from hpstage.errors.arguments import one_of, optional, switch, whole
 

@@ -10,8 +10,7 @@ from types import MappingProxyType
 
 from hpstage.algorithm import Search, Setting, Trials
 from hpstage.algos.early_stopping import EarlyStoppingAlgorithm, EarlyStoppingSearch
-from hpstage.algos.parameters import Window
-from hpstage.algos.rungs import known
+from hpstage.algos.parameters import Window, known
 from hpstage.errors.arguments import optional, switch, whole
 
 

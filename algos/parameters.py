@@ -1,8 +1,10 @@
-"""The number of trials that are open at a time."""
+"""What algorithms share: the number of trials that are open at a time, rungs, and tree-awareness."""
 
 from __future__ import annotations
 
-from hpstage.algorithm import Action, Ask, Search, Setting
+from hpstage.algorithm import Action, Ask, Search, Setting, Trials
+from hpstage.errors import UsageError
+from hpstage.errors.arguments import whole
 
 FEW_WORKERS = 8
 """With up to this many workers, the default window is the same, so that a seed gives the same study."""
@@ -76,3 +78,28 @@ class WindowedSearch(Search):
     def _go_on(self) -> list[Action]:
         """Return the actions to take when the window has more room."""
         return []
+
+
+def rung_steps(min_steps: int, reduction_factor: int, steps: int) -> list[int]:
+    """Return all ``min_steps * reduction_factor**k`` below the last step, and the last step."""
+    rungs = []
+    step = min_steps
+    while step < steps:
+        rungs.append(step)
+        step *= reduction_factor
+    return [*rungs, steps]
+
+
+RUNGS = {"reduction_factor": whole(2), "min_steps": whole()}
+"""What the parameters of such algorithms may be."""
+
+
+def check_rungs(min_steps: int, steps: int) -> None:
+    """Raise :class:`UsageError` if there are no such rungs."""
+    if min_steps > steps:
+        raise UsageError(f"min_steps is {min_steps}, but a trial has {steps} steps; lower min_steps or raise steps")
+
+
+def known(trials: Trials, *, tree_aware: bool) -> Trials:
+    """Return the look-ups for an algorithm: if it is not tree-aware, all trials appear different."""
+    return trials if tree_aware else Trials()

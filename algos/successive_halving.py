@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
+from hpstage.algos.parameters import RUNGS, check_rungs, known, rung_steps
 from hpstage.algos.rounds import RoundSearch
-from hpstage.algos.rungs import RUNGS, check_rungs, known, rung_steps
 from hpstage.errors import UsageError
 from hpstage.errors.arguments import switch
 

@@ -131,8 +131,7 @@ def draw(
     """
     import optuna
 
-    from hpstage.optuna.quiet import quiet_optuna
-    from hpstage.optuna.stand_in import described_trials
+    from hpstage.optuna.stand_in import described_trials, quiet_optuna
 
     with quiet_optuna():
         study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))

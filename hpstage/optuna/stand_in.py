@@ -1,8 +1,9 @@
-"""Trials proposed in an in-memory study, to inspect a space without the user's own study."""
+"""Trials proposed in a study in memory, to inspect a space without the user's own study, and without its messages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import optuna
 from optuna.trial import Trial, TrialState
@@ -10,6 +11,18 @@ from optuna.trial import Trial, TrialState
 from hpstage.errors import UsageError
 from hpstage.optuna.ledger import Ledger
 from hpstage.schedule.space import Described, Rejected, Space, describe, points_of
+
+
+@contextmanager
+def quiet_optuna() -> Iterator[None]:
+    """Suppress log messages below warnings, such as that a study was created."""
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(max(verbosity, optuna.logging.WARNING))
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+
 
 # How many trials a space may reject for each one that is requested.
 _PATIENCE = 100

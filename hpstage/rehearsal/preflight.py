@@ -37,7 +37,7 @@ from hpstage.errors.arguments import (
 from hpstage.errors.text import aligned, count_of, duration, folded, rate, size, table, worker_hours
 from hpstage.execution.simulated_cluster import Disruptions
 from hpstage.optuna.ledger import samplers
-from hpstage.optuna.quiet import quiet_optuna
+from hpstage.optuna.stand_in import quiet_optuna
 from hpstage.plan.step_times import StepTimes
 from hpstage.rehearsal.costs import Costs, StepSeconds
 from hpstage.rehearsal.rehearse import FleetCost, Rehearsal, Rehearsed, cheapest

@@ -10,8 +10,7 @@ import optuna
 
 from hpstage.errors import UsageError
 from hpstage.errors.arguments import SEED
-from hpstage.optuna.quiet import quiet_optuna
-from hpstage.optuna.stand_in import described_trials
+from hpstage.optuna.stand_in import described_trials, quiet_optuna
 from hpstage.schedule import Scalar
 from hpstage.schedule.space import Space
 

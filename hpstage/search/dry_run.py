@@ -15,8 +15,7 @@ from optuna.trial import TrialState
 from hpstage.errors import UsageError
 from hpstage.optuna.ledger import Ledger
 from hpstage.optuna.patient_storage import patient
-from hpstage.optuna.quiet import quiet_optuna
-from hpstage.optuna.stand_in import described_trials
+from hpstage.optuna.stand_in import described_trials, quiet_optuna
 from hpstage.schedule.space import Described, Rejected, check_forkable, describe, points_of
 from hpstage.search.request import Request
 from hpstage.training.randomness import generators_restored

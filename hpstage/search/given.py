@@ -14,7 +14,7 @@ from optuna.trial import FixedTrial, TrialState, create_trial
 from hpstage.driver.driver import Driver
 from hpstage.errors import UsageError
 from hpstage.optuna.attributes import set_identity
-from hpstage.optuna.quiet import quiet_optuna
+from hpstage.optuna.stand_in import quiet_optuna
 from hpstage.plan.facts import ForkedFrom, SearchEnded, TrialId, number_of
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan

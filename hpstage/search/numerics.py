@@ -16,8 +16,7 @@ import optuna
 from hpstage.algorithm import Ask, Search, Trials
 from hpstage.driver.places import header_in, made_with
 from hpstage.executor import Executor
-from hpstage.optuna.quiet import quiet_optuna
-from hpstage.optuna.stand_in import described_trials
+from hpstage.optuna.stand_in import described_trials, quiet_optuna
 from hpstage.plan.facts import StateKey, TrialAdded, TrialId
 from hpstage.plan.keys import workload_key
 from hpstage.plan.plan import SearchPlan

@@ -65,7 +65,7 @@ def importances(trials: Sequence[Scored], maximize: bool) -> dict[str, float]:
     import optuna
     from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 
-    from hpstage.optuna.quiet import quiet_optuna
+    from hpstage.optuna.stand_in import quiet_optuna
 
     spaces: dict[str, BaseDistribution] = {}
     numbers = set[str]()
