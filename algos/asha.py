@@ -10,13 +10,13 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Literal
 
-from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
-from hpstage.algos.parameters import RUNGS, Window, WindowedSearch, check_rungs, known, rung_steps
-from hpstage.errors.arguments import one_of, optional, switch, whole
+from hpstage.algorithm import Action, Ask, Finish, Search, Setting, Trials
+from hpstage.algos.parameters import RungAlgorithm, Window, WindowedSearch, known
+from hpstage.errors.arguments import one_of, optional, whole
 
 
 @dataclass(frozen=True)
-class ASHA(Algorithm):
+class ASHA(RungAlgorithm):
     """Successive halving that never waits for a rung to fill: trials continue once they are among the best so far.
 
     Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020 (arXiv 1810.05934), Algorithm 2.
@@ -66,20 +66,12 @@ class ASHA(Algorithm):
     tree_aware: bool = True
 
     kinds = MappingProxyType(
-        RUNGS | {"window": optional(whole()), "tree_aware": switch, "variant": one_of("promotion", "stopping")}
+        {**RungAlgorithm.kinds, "window": optional(whole()), "variant": one_of("promotion", "stopping")}
     )
 
     @property
     def synchronous(self) -> bool:
         return False
-
-    def check(self, setting: Setting) -> None:
-        super().check(setting)
-        check_rungs(self.min_steps, setting.steps)
-
-    def rungs(self, steps: int) -> list[int]:
-        """Return the steps at which trials are compared; the last is the end."""
-        return rung_steps(self.min_steps, self.reduction_factor, steps)
 
     def start(self, setting: Setting, trials: Trials) -> Search:
         rungs, trials = self.rungs(setting.steps), known(trials, tree_aware=self.tree_aware)

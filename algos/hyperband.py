@@ -9,11 +9,11 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Literal
 
-from hpstage.algorithm import Action, Algorithm, Ask, Search, Setting, Trials
+from hpstage.algorithm import Action, Ask, Search, Setting, Trials
 from hpstage.algos.asha import PromotionSearch
-from hpstage.algos.parameters import FEW_WORKERS, RUNGS, Window, check_rungs, known, rung_steps
+from hpstage.algos.parameters import FEW_WORKERS, RungAlgorithm, Window, known
 from hpstage.algos.successive_halving import HalvingSearch
-from hpstage.errors.arguments import one_of, optional, switch, whole
+from hpstage.errors.arguments import one_of, optional, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Bracket:
 
 
 @dataclass(frozen=True)
-class Hyperband(Algorithm):
+class Hyperband(RungAlgorithm):
     """Successive halvings side by side, from many trials that are halved early to few that are trained to the end.
 
     Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR 18 (2018), Algorithm 1.
@@ -83,7 +83,7 @@ class Hyperband(Algorithm):
     tree_aware: bool = True
 
     kinds = MappingProxyType(
-        RUNGS | {"window": optional(whole()), "tree_aware": switch, "variant": one_of("synchronous", "asynchronous")}
+        {**RungAlgorithm.kinds, "window": optional(whole()), "variant": one_of("synchronous", "asynchronous")}
     )
 
     @property
@@ -94,13 +94,9 @@ class Hyperband(Algorithm):
     def by_length(self) -> bool:
         return self.synchronous  # a bracket of long trials holds up no other
 
-    def check(self, setting: Setting) -> None:
-        super().check(setting)
-        check_rungs(self.min_steps, setting.steps)
-
     def brackets(self, steps: int) -> list[Bracket]:
         """Return the brackets of one cycle, in the order in which they are filled."""
-        rungs = rung_steps(self.min_steps, self.reduction_factor, steps)
+        rungs = self.rungs(steps)
         return [
             Bracket(-(-len(rungs) * self.reduction_factor**s // (s + 1)), tuple(rungs[len(rungs) - 1 - s :]))
             for s in reversed(range(len(rungs)))
@@ -150,18 +146,13 @@ class _Deal:
         return cycle, bisect_right(self._ends, place)
 
 
-class _Ahead:
+class _Ahead(Window):
     """The number of open targets below which the next cycle begins: 1, when the last one is over, or as many as keep
     more workers than a few busy."""
 
-    def __init__(self, setting: Setting, given: int | None) -> None:
-        self._window = Window(setting, given)
-        self._given = given
-        self.follow(setting.workers)
-
     def follow(self, workers: int) -> None:
-        self._window.follow(workers)
-        self.targets = 1 if self._given is None and workers <= FEW_WORKERS else self._window.size
+        super().follow(workers)
+        self.targets = 1 if self._given is None and workers <= FEW_WORKERS else self.size
 
 
 class _HyperbandSearch(Search):

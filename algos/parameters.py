@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from hpstage.algorithm import Action, Ask, Search, Setting, Trials
+from types import MappingProxyType
+
+from hpstage.algorithm import Action, Algorithm, Ask, Search, Setting, Trials
 from hpstage.errors import UsageError
-from hpstage.errors.arguments import whole
+from hpstage.errors.arguments import switch, whole
 
 FEW_WORKERS = 8
 """With up to this many workers, the default window is the same, so that a seed gives the same study."""
@@ -80,24 +82,30 @@ class WindowedSearch(Search):
         return []
 
 
-def rung_steps(min_steps: int, reduction_factor: int, steps: int) -> list[int]:
-    """Return all ``min_steps * reduction_factor**k`` below the last step, and the last step."""
-    rungs = []
-    step = min_steps
-    while step < steps:
-        rungs.append(step)
-        step *= reduction_factor
-    return [*rungs, steps]
+class RungAlgorithm(Algorithm):
+    """Compares trials at rungs: at each ``min_steps * reduction_factor**k`` below the last step, and at that."""
 
+    min_steps: int
+    reduction_factor: int
+    tree_aware: bool
 
-RUNGS = {"reduction_factor": whole(2), "min_steps": whole()}
-"""What the parameters of such algorithms may be."""
+    kinds = MappingProxyType({"reduction_factor": whole(2), "min_steps": whole(), "tree_aware": switch})
 
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        if self.min_steps > setting.steps:
+            raise UsageError(
+                f"min_steps is {self.min_steps}, but a trial has {setting.steps} steps; lower min_steps or raise steps"
+            )
 
-def check_rungs(min_steps: int, steps: int) -> None:
-    """Raise :class:`UsageError` if there are no such rungs."""
-    if min_steps > steps:
-        raise UsageError(f"min_steps is {min_steps}, but a trial has {steps} steps; lower min_steps or raise steps")
+    def rungs(self, steps: int) -> list[int]:
+        """Return the steps at which trials are compared; the last is the end."""
+        rungs = []
+        step = self.min_steps
+        while step < steps:
+            rungs.append(step)
+            step *= self.reduction_factor
+        return [*rungs, steps]
 
 
 def known(trials: Trials, *, tree_aware: bool) -> Trials:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from types import MappingProxyType
 
-from hpstage.algorithm import Action, Algorithm, Ask, Finish, Search, Setting, Trials
-from hpstage.algos.parameters import RUNGS, check_rungs, known, rung_steps
+from hpstage.algorithm import Action, Ask, Finish, Search, Setting, Trials
+from hpstage.algos.parameters import RungAlgorithm, known
 from hpstage.algos.rounds import RoundSearch
 from hpstage.errors import UsageError
-from hpstage.errors.arguments import switch
 
 
 @dataclass(frozen=True)
-class SuccessiveHalving(Algorithm):
+class SuccessiveHalving(RungAlgorithm):
     """Trains all trials to ``min_steps``, the best ``1 / reduction_factor`` of them ``reduction_factor`` times as far,
     and so on, until the best are trained to the last step.
 
@@ -42,17 +40,10 @@ class SuccessiveHalving(Algorithm):
     reduction_factor: int = 4
     tree_aware: bool = True
 
-    kinds = MappingProxyType(RUNGS | {"tree_aware": switch})
-
     def check(self, setting: Setting) -> None:
         super().check(setting)
-        check_rungs(self.min_steps, setting.steps)
         if setting.n_trials is None:
             raise UsageError("SuccessiveHalving compares a fixed number of trials; give n_trials")
-
-    def rungs(self, steps: int) -> list[int]:
-        """Return the steps at which trials are compared; the last is the end."""
-        return rung_steps(self.min_steps, self.reduction_factor, steps)
 
     def start(self, setting: Setting, trials: Trials) -> Search:
         assert setting.n_trials is not None
