@@ -77,7 +77,6 @@ class _Curve:
     best: float = float("inf")
 
     def add(self, value: float) -> float:
-        """Add a value and return the running average."""
         self.count += 1
         self.total = _sum(self.total, value)
         self.best = min(self.best, value)

@@ -86,7 +86,6 @@ class HalvingSearch(RoundSearch):
         return pruned + [self._ask(index) for index in indices if index in promoted]
 
     def _promoted(self, values: dict[int, float]) -> set[int]:
-        """Return the trials of the best candidates."""
         candidates: dict[Hashable, list[int]] = {}
         for index in sorted(self._requested):
             candidates.setdefault(self._trials.prefix(index, self._rungs[self._rung]), []).append(index)

@@ -106,7 +106,6 @@ class PlanView(Accounting):
         return False
 
     def driven_by(self, chain: OpenChain) -> str:
-        """Return the study of the driver that runs the chain."""
         return self._driven.get(chain.driver, "")
 
     def driven(self) -> Counter[str]:
@@ -114,7 +113,6 @@ class PlanView(Accounting):
         return Counter(self._driven[driver] for driver in self.plan.drivers if driver in self._driven)
 
     def is_driven(self, study: str) -> bool:
-        """Whether a driver is working on the study."""
         return study in self.driven()
 
     def workers(self) -> dict[str, set[WorkerId]]:

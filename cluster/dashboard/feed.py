@@ -38,7 +38,6 @@ class Feed:
         self._seen_records = -1
 
     def is_of(self, view: PlanView, study: StudyView) -> bool:
-        """Whether this is the feed of a study of a plan."""
         return self._view is view and self._study is study
 
     def rows(self, now: float, seconds: float) -> Rows | None:

@@ -168,7 +168,6 @@ class StudyView:
         return extend(self.branches, trial, before, step, lambda node: StudyBranch(node, node.start, study=self))
 
     def report(self, trial: PlannedTrial, step: int, metrics: Mapping[str, float]) -> None:
-        """Record that a trial's target was reached for the first time."""
         value = metrics.get(self.started.metric[0], math.nan)
         rung = self.rungs.setdefault(step, Rung())
         rung.evaluated += 1

@@ -131,7 +131,6 @@ def failures(shown: Shown) -> list[str]:
 
 
 def summary_html(shown: Shown, seconds_left: float | None = None) -> str:
-    """Return the tiles and the line below them as HTML."""
     found = "".join(_html(tile) for tile in tiles(shown, seconds_left))
     return (
         f"<div style='{_GRID}'>{found}</div><div style='opacity: .75'>{html.escape(' · '.join(standing(shown)))}</div>"

@@ -65,7 +65,6 @@ class Account(Accounting):
         self.now: float | None = None  # the latest time reported on the workers' clock; None: there was none
 
     def fold(self, fact: Fact) -> None:
-        """Fold a fact into the plan and into the tables."""
         self.plan.apply(fact)
         self.apply(fact)
 

@@ -58,7 +58,6 @@ class AuditFigures:
         return sum(fact.outcome == "differs" for fact in self.found)
 
     def outcomes(self) -> dict[AuditOutcome, int]:
-        """Return the number of audits by outcome."""
         equal = len(self.found) - self.differences
         return {"equal": equal, "differs": self.differences, "stopped": self.stopped, "failed": len(self.failed)}
 

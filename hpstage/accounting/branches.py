@@ -140,7 +140,6 @@ class Measured:
 
 
 def can_be_drawn(value: float) -> bool:
-    """Whether the value is finite and not too large for an axis."""
     return abs(value) <= _LARGEST
 
 

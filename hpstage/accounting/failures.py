@@ -29,7 +29,6 @@ class Cause:
 
     @property
     def messages(self) -> int:
-        """The number of different messages."""
         return len({failure.failure.summary for failure in self.failures})
 
 

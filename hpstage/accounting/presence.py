@@ -37,7 +37,6 @@ class Presence:
         self._most: dict[DriverId | None, int] = {}  # the most workers at a time of each driver, and of all together
 
     def advance(self, at: float) -> None:
-        """Advance the present time on the workers' clock."""
         if at > self.now:
             self.now = at
 

@@ -157,7 +157,6 @@ class Collection:
         self._remove_parts()
 
     def _remove_parts(self) -> None:
-        """Remove parts that neither a record names nor a checkpoint."""
         loose = {key: own for key, own in self.checkpoints.parts().items() if key not in self.log.plan.parts}
         for key in self.checkpoints.keys() if loose else ():
             with suppress(CheckpointMissing, CheckpointCorrupt):

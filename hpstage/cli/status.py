@@ -252,7 +252,6 @@ def status_of(account: Account, journal: Journal) -> Status:
 
 
 def _holder(journal: Journal, plan: SearchPlan, study: str) -> str | None:
-    """Return the driver that holds the lease of a study."""
     record = plan.searches.get(study)
     held = None if record is None else journal.holder(f"study/{record.started.identity}")
     return None if held is None else held.owner

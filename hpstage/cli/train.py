@@ -154,7 +154,6 @@ def branch(
 
 
 def _train(start: Callable[[], TrainedTrial | Sequence[TrainedTrial]]) -> None:
-    """Train, and print what the runs have become."""
     try:
         found: Any = start()
     except KeyboardInterrupt:

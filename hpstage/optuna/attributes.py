@@ -43,7 +43,6 @@ _ATTRIBUTE = "hpstage:identity"
 
 
 def study_identity(storage: BaseStorage, study: int) -> str:
-    """Return a string that is unique to the study."""
     known = _known(storage, study)
     if known is None:
         _propose(storage, study, uuid.uuid4().hex)

@@ -25,7 +25,6 @@ class Probe(Drawn):
 
 
 def takes(distribution: BaseDistribution, value: Any) -> bool:
-    """Whether the distribution can take the value."""
     try:
         return contains(distribution, distribution.to_internal_repr(value))
     except ValueError:  # not one of its choices, or not of its kind

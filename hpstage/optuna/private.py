@@ -35,7 +35,6 @@ def storage_of(study: optuna.Study) -> BaseStorage:
 
 
 def use_storage(study: optuna.Study, storage: BaseStorage) -> None:
-    """Replace the storage that the study uses."""
     study._storage = storage
 
 
@@ -143,7 +142,6 @@ def contains(distribution: BaseDistribution, internal: float) -> bool:
 
 
 def size_of(grid: GridSampler) -> int:
-    """Return the number of points of the grid."""
     return len(grid._all_grids)
 
 

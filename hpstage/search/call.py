@@ -206,7 +206,6 @@ def _start(workers: Executor, request: Request) -> tuple[Request, Environment]:
 
 
 def _decided(environment: Environment, workers: Executor, request: Request) -> tuple[Workload, Conduct]:
-    """Return the workload and the settings of its training."""
     identity = environment.identity or code_identity(request.trainable)
     described = described_by(environment, identity, sharing=request.sharing)
     numerics = ""

@@ -55,7 +55,6 @@ class Given:
         return {**_values(one), "keep_at": [one.branch_of.step] if one.branch_of.step else []}
 
     def branch_of(self, number: int) -> ForkedFrom | None:
-        """Return what a trial of the study branches from."""
         return self._configurations[self._indices[number]].branch_of
 
     def recall(self, study: optuna.Study, driver: Driver, name: str, observed: Observed) -> int:

@@ -100,8 +100,6 @@ def play(
 
 
 class _Session:
-    """The state of :func:`play`."""
-
     def __init__(
         self, algorithm: Algorithm, setting: Setting, value: Value, known: Trials, most: int, stop_after: int
     ) -> None:
@@ -143,7 +141,6 @@ class _Session:
         return not stopped and (n_trials is None or proposed < n_trials)
 
     def _next(self, turns: Iterator[int]) -> Target:
-        """Return the target that is reported next."""
         if self._algorithm.synchronous:
             return self._waiting.pop(min(range(len(self._waiting)), key=lambda turn: self._due[self._waiting[turn]]))
         return self._waiting.pop(next(turns, 0) % len(self._waiting))

@@ -100,7 +100,6 @@ def run_of(plan: SearchPlan, id: TrialId, measured: Mapping[int, Mapping[str, fl
 
 
 def measured_in(trial: PlannedTrial) -> dict[int, Mapping[str, float]]:
-    """Return the metrics of a trial by the number of steps trained."""
     return {
         state.step: state.metrics
         for state in trial.states()

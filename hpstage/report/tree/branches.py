@@ -44,7 +44,6 @@ def _value(value: object) -> str:
 
 
 def states(account: Accounting, branches: Mapping[NodeId, Branch]) -> dict[NodeId, State]:
-    """Return the state of each branch."""
     plan = account.plan
     found: dict[NodeId, State] = {}
     for wanted in plan.open_targets.wanted():

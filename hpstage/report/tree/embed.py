@@ -76,7 +76,6 @@ def frame(book: Book) -> str:
 
 
 def height_of(book: Book) -> int:
-    """Return the pixels of a frame."""
     return _AROUND + _height(book)
 
 

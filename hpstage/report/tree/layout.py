@@ -68,7 +68,6 @@ class Layout:
 
     @cached_property
     def place(self) -> dict[NodeId, int]:
-        """The index of each node's branch."""
         return {laid.branch.node.id: i for i, laid in enumerate(self.branches)}
 
     @cached_property

@@ -115,7 +115,6 @@ class Rows(msgspec.Struct):
     header: Header | None = None
 
     def encoded(self) -> str:
-        """Return the rows as JSON."""
         return msgspec.json.encode(self).decode()
 
 
@@ -160,7 +159,6 @@ def sampled(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def _kept_state(states: Mapping[int, State]) -> str:
-    """Return the last saved state of a branch as text."""
     kept = [step for step, state in states.items() if state.kept is not None]
     if not kept:
         return ""

@@ -75,8 +75,6 @@ def diff_of(one: PlannedTrial, other: PlannedTrial, names: Callable[[StateKey], 
 
 
 def names_in(checkpoints: CheckpointStore | None) -> Callable[[StateKey], list[str]]:
-    """Return a function that reads the names of a checkpoint's leaves."""
-
     def names(key: StateKey) -> list[str]:
         try:
             return [] if checkpoints is None else [leaf.name for leaf in flatten(checkpoints.load(key)).leaves]
