@@ -66,7 +66,7 @@ def install_on(dask_scheduler: Scheduler, *, on_demand: bool = False) -> bool:
         serve_on_demand(scheduler, board)
         board.has_page = True
     elif importlib.util.find_spec("bokeh") is not None:
-        from hpstage.cluster.dashboard.serving import serve
+        from hpstage.cluster.dashboard.page import serve
 
         board.has_page = serve(scheduler, board)
     measured = importlib.util.find_spec("prometheus_client") is not None

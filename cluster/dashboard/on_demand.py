@@ -26,8 +26,8 @@ def serve_on_demand(scheduler: Any, board: Board) -> None:
         async with building:
             if plots not in application.default_router.rules:
                 return False
-            serving: Any = await asyncio.to_thread(importlib.import_module, "hpstage.cluster.dashboard.serving")
-            serving.serve_all(scheduler, board)
+            page: Any = await asyncio.to_thread(importlib.import_module, "hpstage.cluster.dashboard.page")
+            page.serve_all(scheduler, board)
             application.default_router.rules.remove(plots)
             return True
 

@@ -17,11 +17,10 @@ from hpstage.cli.audit import audit
 from hpstage.cli.check import check
 from hpstage.cli.copy import copy
 from hpstage.cli.deploy import certificates, deploy
-from hpstage.cli.export import export
+from hpstage.cli.export import export, report
 from hpstage.cli.gc import gc
 from hpstage.cli.logs import logs
 from hpstage.cli.plan import plan
-from hpstage.cli.report import report
 from hpstage.cli.run import run
 from hpstage.cli.runs import runs
 from hpstage.cli.status import status

@@ -14,8 +14,7 @@ from hpstage.cli.terminal import echo
 from hpstage.errors.text import clean
 from hpstage.plan.log import read_header
 from hpstage.schedule.assignments import values_of
-from hpstage.search.results.branching import combinations
-from hpstage.search.results.lineage import RUNS
+from hpstage.search.results.branching import RUNS, combinations
 from hpstage.store.opening import open_journal
 from hpstage.store.redaction import shown
 

@@ -38,9 +38,7 @@ _TEXT = 300  # number of characters of a value or a summary
 def page(book: Book, saved: Savings, pictures: Mapping[Picture, tuple[bytes, bytes]], *, tables: bool) -> str:
     """Return the whole page. All text from the user is escaped, and no external resource is loaded.
 
-    Args:
-        pictures: their SVG files, each for wide and for narrow windows.
-        tables: whether the tables are next to the page as CSV files.
+    Of each of the ``pictures`` there are SVG files for wide and for narrow windows.
     """
     causes = by_cause(failures_of(book))
     return (

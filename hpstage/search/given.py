@@ -22,8 +22,7 @@ from hpstage.plan.searches import SearchRecord
 from hpstage.schedule import Constant, Plateau, Scalar, Schedule
 from hpstage.schedule.space import Described, describe
 from hpstage.search.decisions import Observed
-from hpstage.search.results.branching import missing
-from hpstage.search.results.lineage import Configuration
+from hpstage.search.results.branching import Configuration, missing
 
 Direction = Literal["minimize", "maximize"]
 

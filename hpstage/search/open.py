@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hpstage.search.results import StoredPlan
 from hpstage.search.results import open as open_store
-from hpstage.search.results.lineage import Lineage
+from hpstage.search.results.branching import Lineage
 from hpstage.search.train import train_all
 
 

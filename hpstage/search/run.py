@@ -21,7 +21,7 @@ from hpstage.search.call import Call, open_call
 from hpstage.search.dry_run import try_out_space
 from hpstage.search.given import Given
 from hpstage.search.request import Request
-from hpstage.search.results.lineage import Lineage
+from hpstage.search.results.branching import Lineage
 from hpstage.search.results.result import Result
 from hpstage.search.session import Session
 from hpstage.search.signals import Interruption

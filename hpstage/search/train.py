@@ -21,7 +21,7 @@ from hpstage.schedule.space import RESERVED, unreached
 from hpstage.search.dry_run import warn_of_unreached
 from hpstage.search.given import Direction, Given, in_memory
 from hpstage.search.request import KINDS, Request
-from hpstage.search.results.lineage import RUNS, Configuration
+from hpstage.search.results.branching import RUNS, Configuration
 from hpstage.search.results.trial import TrainedTrial
 from hpstage.search.run import searched
 from hpstage.search.session import missing_metric

@@ -1,13 +1,16 @@
-"""Branches of a trial: the schedules that they have, and what stands against them. Trains nothing."""
+"""Branches of a trial: what they continue, their schedules, and what stands against them. Trains nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import msgspec
 
+from hpstage.checkpoints import CheckpointStore
 from hpstage.errors import ScheduleError, UsageError
 from hpstage.errors.arguments import shown, whole
 from hpstage.errors.text import nearest
@@ -17,8 +20,40 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.schedule import Plateau, Schedule, as_schedule
 from hpstage.schedule.plateau import Descent
 from hpstage.schedule.space import RESERVED
-from hpstage.search.results.lineage import Configuration
+from hpstage.store import Journal
 from hpstage.training.code.unread import read_at_first
+
+RUNS = "runs"
+"""The study of trials that belong to no search."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A run to be trained: schedules that all end at ``steps``, and the trial that it branches from, if any."""
+
+    schedules: Mapping[str, Schedule | Plateau]
+    steps: int
+    branch_of: ForkedFrom | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """The origin of trials, and the means to train further ones there.
+
+    ``train`` is :func:`hpstage.search.train.train_all`, passed in since that module imports this package.
+    """
+
+    trainable: object
+    """``None`` if the plan was opened without it."""
+    store: str | os.PathLike[str] | Journal
+    checkpoints: str | os.PathLike[str] | CheckpointStore | None
+    train: Callable[..., list[Any]]
+
+    def of(self, trainable: object) -> object:
+        """Return the trainable that is given, else its own."""
+        if trainable is None and self.trainable is None:
+            raise UsageError("the store holds no training code; give it with trainable=, as to hpstage.optimize")
+        return self.trainable if trainable is None else trainable
 
 
 def together(changes: Any, values: Mapping[str, Any]) -> dict[str, Any]:

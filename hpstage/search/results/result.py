@@ -16,8 +16,7 @@ from hpstage.plan.facts import Fact, TrialId
 from hpstage.plan.plan import SearchPlan
 from hpstage.report.trial_log import TrialLog
 from hpstage.schedule import Schedule
-from hpstage.search.results.branching import together
-from hpstage.search.results.lineage import RUNS, Lineage
+from hpstage.search.results.branching import RUNS, Lineage, together
 from hpstage.search.results.loading import LoadedState
 from hpstage.search.results.soup import Soup, soup_of
 from hpstage.search.results.trial import Step, TrainedTrial, trial_of

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.errors import UsageError
 from hpstage.plan.facts import StateKey, TrialId
-from hpstage.search.results.loading import LoadedState, load
+from hpstage.search.results.loading import LoadedState, leaves_of, load, weights_of, write_weights
 from hpstage.search.results.trial import Step, TrainedTrial
-from hpstage.search.results.weights import leaves_of, weights_of, write_weights
 
 if TYPE_CHECKING:
     from torch import Tensor

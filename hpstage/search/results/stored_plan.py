@@ -13,7 +13,7 @@ from hpstage.errors.arguments import PLACE, checked, optional
 from hpstage.plan.facts import TrialId
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.winners import best_first
-from hpstage.search.results.lineage import Lineage
+from hpstage.search.results.branching import Lineage
 from hpstage.search.results.trial import TrainedTrial, trial_of
 
 

@@ -20,12 +20,10 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.plan.winners import best_state
 from hpstage.report.trial_log import TrialLog, log_of
 from hpstage.schedule import Scalar, Schedule
-from hpstage.search.results.branching import branches, check_names, together, until
+from hpstage.search.results.branching import RUNS, Lineage, branches, check_names, together, until
 from hpstage.search.results.diff import TrialDiff, diff_of, names_in
-from hpstage.search.results.lineage import RUNS, Lineage
-from hpstage.search.results.loading import LoadedState, load
+from hpstage.search.results.loading import LoadedState, load, weights_of, write_weights
 from hpstage.search.results.microanneal import MicroAnneals, decays
-from hpstage.search.results.weights import weights_of, write_weights
 
 if TYPE_CHECKING:
     from distributed import Client
