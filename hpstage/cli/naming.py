@@ -37,7 +37,8 @@ def space_named(reference: str) -> Space:
     """The search space, a function. Raises as :func:`named` does, and where it is none."""
     space = named(reference, "the space")
     if not callable(space) or isinstance(space, type):
-        raise UsageError(f"{reference} is {_kind(space)}; name a function of an optuna.Trial")
+        kind = f"the class {space.__name__}" if isinstance(space, type) else f"of type {type(space).__name__}"
+        raise UsageError(f"{reference} is {kind}; name a function of an optuna.Trial")
     return space  # type: ignore[no-any-return]
 
 
@@ -53,10 +54,6 @@ def trainable_named(reference: str, module: ModuleType | None = None) -> object:
             f"{reference} is a class that cannot be made without arguments ({error}); name an instance of it instead"
         ) from None
     return subject()
-
-
-def _kind(found: object) -> str:
-    return f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
 
 
 def named(reference: str, what: str, module: ModuleType | None = None) -> Any:

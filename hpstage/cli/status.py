@@ -307,13 +307,16 @@ def _table(
     width: int | None,
 ) -> str:
     """Return the table of the last rows, and how many were left out; empty if there are none."""
-    return "\n".join([table([titles, *cells], left=left, width=width), *_left_out(rows)]) if rows else ""
+    more = [f"... and {len(rows) - _LINES:,} earlier (--json has all)"] if len(rows) > _LINES else []
+    return "\n".join([table([titles, *cells], left=left, width=width), *more]) if rows else ""
 
 
 _STUDY = "study", "state", "trials", "best", "steps requested", "merge rate", "busy", "saved"
 
 
 def _study_cells(study: StudyRow) -> tuple[str, ...]:
+    # Before trials share what was trained, savings are negative.
+    is_shown = study.state == "ended" or study.seconds_saved > 0
     return (
         clean(study.study),
         study.state,
@@ -322,7 +325,7 @@ def _study_cells(study: StudyRow) -> tuple[str, ...]:
         f"{study.steps_asked:,}",
         rate(study.merge_rate),
         duration(study.seconds_used),
-        duration(max(0.0, study.seconds_saved)) if _is_shown(study) else "-",
+        duration(max(0.0, study.seconds_saved)) if is_shown else "-",
     )
 
 
@@ -347,20 +350,11 @@ def _chain_cells(chain: ChainStatus) -> tuple[str, ...]:
     )
 
 
-def _is_shown(study: StudyRow) -> bool:
-    """Whether a study's savings are shown: before trials share what was trained, they are negative."""
-    return study.state == "ended" or study.seconds_saved > 0
-
-
 def _saved(found: Status) -> str:
     plan = found.plan
     if plan.seconds_saved <= 0:
         return "nothing" if any(study.state == "ended" for study in found.studies) else "nothing yet"
     return f"{duration(plan.seconds_saved)} of {duration(plan.seconds_alone)}"
-
-
-def _left_out(all: Sequence[object]) -> list[str]:
-    return [f"... and {len(all) - _LINES:,} earlier (--json has all)"] if len(all) > _LINES else []
 
 
 def _caused(cause: CauseStatus) -> str:

@@ -75,7 +75,8 @@ class Given:
         warnings: dict[str, None] = {}
         self.trials = []
         for index, one in enumerate(self._configurations):
-            first = next(i for i, other in enumerate(self._configurations) if _are_one(one, other))
+            own = one.steps, one.schedules
+            first = next(i for i, other in enumerate(self._configurations) if (other.steps, other.schedules) == own)
             if first < index:
                 self.trials.append(self.trials[first])
                 continue
@@ -139,10 +140,6 @@ def _is(planned: PlannedTrial, described: Described, plan: SearchPlan) -> bool:
         return False
     own, plain = planned.schedules, described.schedules.keys() - described.plateaus.keys()
     return own.keys() == described.schedules.keys() and all(own[name] == described.schedules[name] for name in plain)
-
-
-def _are_one(one: Configuration, other: Configuration) -> bool:
-    return one.steps == other.steps and one.schedules == other.schedules
 
 
 def _shown(value: Schedule | Plateau) -> Scalar:
