@@ -237,7 +237,7 @@ def _set_saved(library: Any, hooks: Any) -> None:
 
 def _of_numpy(library: Any) -> str | None:
     """Return the name of NumPy's global generator, if code has put another in place of the usual one."""
-    name: str = library.get_state(legacy=False)["bit_generator"]
+    name = type(library.get_bit_generator()).__name__  # its state would copy hundreds of numbers at each survey
     return None if name == _MERSENNE_TWISTER else name
 
 

@@ -37,6 +37,8 @@ def read(ask: Callable[[], Any]) -> Any:
         RuntimeError: it cannot be read.
     """
     value = ask()
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, list):
         return tuple(value)
     return value.name if hasattr(type(value), "__members__") else value
