@@ -50,6 +50,7 @@ def scheduler(
     """
     import dask.config
     from distributed.cli import dask_scheduler
+    from distributed.security import Security
 
     from hpstage.cluster.settings import scheduler_environment
 
@@ -62,7 +63,8 @@ def scheduler(
         words += ["--preload", module]
     parsed = _parse(dask_scheduler.main, words)
     _check_host(parsed["host"])
-    if not _is_encrypted(parsed) and parsed["host"] not in _OWN:
+    encrypted = parsed["tls_ca_file"] is not None or Security().require_encryption
+    if not encrypted and parsed["host"] not in _OWN:
         _log("no TLS: whoever reaches this scheduler can run code on its workers; see hpstage certificates --help")
     sys.stderr.flush()
     command = [sys.executable, "-m", "distributed.cli.dask_scheduler", *words]
@@ -144,13 +146,6 @@ def _check_host(host: str | None) -> None:
         raise UsageError(
             f"--host {host} is not an address of this host ({reason}); give one, or leave it out"
         ) from None
-
-
-def _is_encrypted(options: Mapping[str, Any]) -> bool:
-    """Whether the parsed options of ``dask scheduler``, or the configuration, request TLS."""
-    from distributed.security import Security
-
-    return options["tls_ca_file"] is not None or bool(Security().require_encryption)
 
 
 class _Place:

@@ -6,17 +6,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
 from distributed import LocalCluster, Scheduler
 from distributed.security import Security
 
 from hpstage.cluster.private import ClientOnce
 from hpstage.errors import ClusterError
-from hpstage.plan.facts import WorkerId
-
-# Why a worker is gone, as far as its scheduler knows.
-Departure = Literal["died", "closed"]
+from hpstage.plan.facts import Departure, WorkerId
 
 _ECHO = 60.0
 """Seconds within which a scheduler must deliver an event that was sent for testing."""

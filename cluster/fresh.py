@@ -45,11 +45,7 @@ class FreshProcess:
     without one, or if a fork would differ from a new process, it is spawned, which takes seconds."""
 
     def __init__(
-        self,
-        load: Load,
-        *,
-        server: ForkServer | None = None,
-        variables: Mapping[str, str] | None = None,
+        self, load: Load, *, server: ForkServer | None = None, variables: Mapping[str, str] | None = None
     ) -> None:
         self._result: Retrained | None = None
         self._environment: Environment | None = None

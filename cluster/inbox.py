@@ -7,14 +7,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 from msgspec.structs import replace
 
 from hpstage.cluster.messages import decode_report
 from hpstage.errors import HpstageError, InternalError
 from hpstage.execution.flight import Gathering
-from hpstage.plan.facts import ChainId, StateRef, WorkerId
+from hpstage.plan.facts import ChainId, Departure, StateRef, WorkerId
 from hpstage.plan.messages import (
     AuditEnded,
     BoundaryMissed,
@@ -99,12 +98,7 @@ class Inbox:
             return lost
 
     def leave(
-        self,
-        worker: WorkerId,
-        reason: Literal["died", "closed", "unreachable"],
-        message: str = "",
-        *,
-        incarnation: str | None = None,
+        self, worker: WorkerId, reason: Departure, message: str = "", *, incarnation: str | None = None
     ) -> list[ChainId]:
         """Remove a worker, unless ``incarnation`` is given and is not its current one; return the chains lost with it.
         ``message``: the cause, if known."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 from hpstage.cluster.admission import environment_of, explain, other_device, refusal, seen
 from hpstage.cluster.inbox import Inbox
@@ -13,7 +12,7 @@ from hpstage.cluster.messages import Description
 from hpstage.errors import ClusterError
 from hpstage.executor import Environment
 from hpstage.plan.devices import Devices
-from hpstage.plan.facts import ChainId, WorkerId
+from hpstage.plan.facts import ChainId, Departure, WorkerId
 
 logger = logging.getLogger("hpstage")
 
@@ -34,11 +33,7 @@ class Membership:
         self._present: dict[WorkerId, Description] = {}  # those that joined
 
     def begin(
-        self,
-        found: Mapping[WorkerId, Description],
-        gpus: int | None,
-        loaded: Mapping[str, str],
-        devices: Devices,
+        self, found: Mapping[WorkerId, Description], gpus: int | None, loaded: Mapping[str, str], devices: Devices
     ) -> tuple[Environment, int]:
         """Admit the first workers; return the environment that they share, and the most slots that one has.
 
@@ -100,13 +95,7 @@ class Membership:
             early = self._early.get(worker) if self._environment is None else None
         return early.incarnation if early is not None else self._inbox.incarnation_of(worker)
 
-    def left(
-        self,
-        worker: WorkerId,
-        reason: Literal["died", "closed", "unreachable"],
-        incarnation: str | None = None,
-        message: str = "",
-    ) -> None:
+    def left(self, worker: WorkerId, reason: Departure, incarnation: str | None = None, message: str = "") -> None:
         """A worker has left, unless it is another incarnation by now than the one that is given."""
         with self._lock:
             if self._environment is None:

@@ -159,11 +159,11 @@ def _listen(channel: int, requests: SimpleQueue[tuple[Request, Control]], traini
                 case Expect(keys):
                     training.expect(keys)
                 case Ping():
-                    training.answer(Pong())
+                    training.send(Pong())
                 case Train() as request:
                     control = Control()
                     controls[request.slot] = request.chain.id, control
-                    training.answer(Received(request.chain.id))
+                    training.send(Received(request.chain.id))
                     requests.put((request, control))
                     training.wake()
                 case request:
@@ -191,12 +191,13 @@ class _Training:
         self._bundle: Bundle | None = None
         self._runs: Runs | None = None
 
-    def _send(self, reply: Reply) -> None:
+    def send(self, reply: Reply) -> None:
+        """Send a reply. May be called by any thread."""
         with self._replying:
             self._reply(reply)
 
     def _report(self, report: ChainReport | Gathering) -> None:
-        self._send(Reported(encode(report), report.chain))
+        self.send(Reported(encode(report), report.chain))
 
     def _report_late(self, report: ChainReport) -> None:
         """Send a report that had to wait until a state was written. Called in the writing thread."""
@@ -204,10 +205,6 @@ class _Training:
             self._report(report)
         except BrokenPipeError:
             os._exit(_ORPHANED)
-
-    def answer(self, reply: Received | Pong) -> None:
-        """Answer that the process is alive, or that it has received a chain. May be called by any thread."""
-        self._send(reply)
 
     def wake(self) -> None:
         """Make a requested chain join the running chains at their next step. May be called by any thread."""
@@ -242,10 +239,10 @@ class _Training:
             except BrokenPipeError:
                 raise  # the worker is gone
             except Exception as error:
-                self._send(_raised(error, of))
+                self.send(_raised(error, of))
             else:
                 if of is None:
-                    self._send(Done(msgspec.Raw(encode(value))))
+                    self.send(Done(msgspec.Raw(encode(value))))
 
     def _run_bundle(self, bundle: Bundle) -> None:
         """Train to the next report, and send it."""
@@ -254,13 +251,13 @@ class _Training:
         except Exception as error:
             self._bundle = None
             for chain in bundle.close():
-                self._send(_raised(error, chain))
+                self.send(_raised(error, chain))
             return
         if report is None:
             return
         self._report(report)
         if isinstance(report, ChainEnded):
-            self._send(Done(of=report.chain))
+            self.send(Done(of=report.chain))
 
     def _carry_out(self, request: Request, control: Control) -> object:
         match request:

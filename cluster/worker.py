@@ -13,11 +13,7 @@ from dataclasses import dataclass
 
 from distributed import Status, Worker, WorkerPlugin
 
-from hpstage.cluster.messages import (
-    PYTHON,
-    Load,
-    name_of,
-)
+from hpstage.cluster.messages import PYTHON, Load, name_of
 from hpstage.cluster.site import Site
 
 logger = logging.getLogger("hpstage")
