@@ -31,23 +31,25 @@ class Problem(msgspec.Struct, frozen=True):
     traceback: str
 
 
-class Description(msgspec.Struct, frozen=True):
-    """A worker's description of itself once it has the trainable.
+class Loaded(msgspec.Struct, frozen=True, kw_only=True):
+    """What a training process has loaded, and where. ``cuda``: whether there is a CUDA device. ``slots``: number of
+    chains that it trains side by side. ``devices``: UUIDs of the devices on which it trains; empty if it shares one
+    intentionally."""
 
-    ``incarnation``: unique name of its training process. ``cuda``: whether the worker has a CUDA device. ``slots``:
-    number of chains that it trains side by side. ``devices``: UUIDs of the devices on which it trains; empty if it
-    shares one intentionally.
-    """
-
-    worker: str
-    host: str
-    pid: int
     cuda: bool = False
     environment: Environment | None = None
     problem: Problem | None = None
     slots: int = 1
-    incarnation: str = ""
     devices: tuple[str, ...] = ()
+
+
+class Description(Loaded, frozen=True):
+    """A worker's description of itself once it has the trainable. ``incarnation``: its training process's name."""
+
+    worker: str
+    host: str
+    pid: int
+    incarnation: str = ""
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
@@ -95,14 +97,6 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     script: dict[str, str]
     arguments: list[str] | None = None
     python: str = PYTHON
-
-
-class Loaded(msgspec.Struct, frozen=True):
-    cuda: bool = False
-    environment: Environment | None = None
-    problem: Problem | None = None
-    slots: int = 1
-    devices: tuple[str, ...] = ()
 
 
 class TryOut(msgspec.Struct, frozen=True, tag=True):

@@ -15,16 +15,7 @@ from hpstage.execution.route import Course
 from hpstage.execution.simulated_chain import SimulatedChain, StepSeconds
 from hpstage.execution.simulated_cluster import SimulatedCluster
 from hpstage.executor import Environment, Executor
-from hpstage.plan.facts import (
-    ChainId,
-    ForkVerified,
-    Kept,
-    Span,
-    StateKey,
-    StateReached,
-    WorkerId,
-    to_metrics,
-)
+from hpstage.plan.facts import ChainId, ForkVerified, Kept, Span, StateKey, StateReached, WorkerId, to_metrics
 from hpstage.plan.messages import (
     Amendment,
     BoundaryMissed,
