@@ -54,7 +54,7 @@ def schedules(chosen: Sequence[int]) -> dict[str, s.Schedule]:
 
 
 def trials_of(chosen: Sequence[Sequence[int]], first: int) -> list[TrialAdded]:
-    """The next of the trials that have chosen so."""
+    """Return the next batch of trials, from number ``first`` on, with the chosen schedules."""
     return [
         TrialAdded(TrialId(f"study/{number}"), schedules(chosen[number]), STEPS)
         for number in range(first, min(len(chosen), first + BATCH))

@@ -84,7 +84,7 @@ def failures_of(book: Book) -> list[tuple[StageFailed, list[TrialId]]]:
 
 
 def failed_otherwise(book: Book, causes: Iterable[Cause]) -> list[TrialId]:
-    """Return the trials that have failed though none of the causes failed them, as where a metric is NaN."""
+    """Return the failed trials that are in none of the causes, such as those whose metric is NaN."""
     known = {id for cause in causes for id in cause.trials}
     ended = book.account.plan.ended
     return [id for id in book.trials if id in ended and ended[id].state == "FAIL" and id not in known]

@@ -156,7 +156,7 @@ def _forest(states: list[KeptState]) -> tuple[list[int], list[float]]:
     beginning = len(states)
     index: dict[StateKey | None, int] = {state.key: number for number, state in enumerate(states)}
     if len(index) != beginning:
-        raise InternalError("a saved state was given twice to be decided on")
+        raise InternalError("a saved state was given twice")
     index[None] = beginning
     children: list[list[int]] = [[] for _ in range(beginning + 1)]
     for number, state in enumerate(states):

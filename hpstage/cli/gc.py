@@ -188,7 +188,7 @@ class Collection:
             self.log_bytes += own
 
     def _remove(self, key: StateKey) -> _Heap | None:
-        """Remove an unnamed checkpoint, if it is of this workload and no driver is at work; where it is counted."""
+        """Remove an unnamed checkpoint, if it is of this workload and no driver is running. Return what counts it."""
         try:
             self.checkpoints.manifest(key)
             if self.log.plan.drivers:

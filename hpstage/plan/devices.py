@@ -19,7 +19,8 @@ _DEVICES = ("device", "cuda", "isa", "blas", "simd", "mkldnn", "system", "jax de
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The devices on which a plan is trained: all of one kind (no text), any, or those with the text in their name.
+    """The devices on which a plan is trained: those of one kind (``text`` is empty), any, or those with ``text`` in
+    their name.
 
     Environments are described as by :attr:`hpstage.executor.Environment.described`.
     """

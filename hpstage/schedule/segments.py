@@ -252,5 +252,5 @@ def as_schedule(x: Schedule | Scalar) -> Schedule:
         raise ScheduleError("s.plateau(...) is the last part of a schedule: .until(step).then(s.plateau(...))")
     if (callable(x) and not isinstance(x, type)) or isinstance(x, list | tuple | dict):
         by = "sampled(f, steps)" if callable(x) else "piecewise({0: ...})" if isinstance(x, dict) else "sampled([...])"
-        raise ScheduleError(f"a {type(x).__name__} is not a value; a course over steps is hpstage.schedule.{by}")
+        raise ScheduleError(f"a {type(x).__name__} is not a value; for values over steps, use hpstage.schedule.{by}")
     return Schedule((Segment(Constant(x)),))

@@ -6,9 +6,10 @@ separate stream: with equal keys, Python and NumPy (both MT19937) would draw rel
 
 So dropout in step 17 draws from torch's generator as ``TorchLoop.train`` (``torch/loop.py``) seeded it by
 ``rekey(seed, 17)``, after the random numbers that step 17 drew before. Other trainables are seeded by
-``training/trainables.py`` and ``training/function.py``. With ``numerics="stacked"``, each model draws from its own copy
-of the generator's state (``torch/backends/stacked/streams.py``); with virtual nodes, each part of the batch has its own
-key (``torch/elastic/virtual_nodes.py``).
+``training/trainables.py`` and ``training/function.py``. A compiled step draws other numbers from the same generator
+than an eager one. With ``numerics="stacked"``, each model draws from its own copy of the generator's state
+(``torch/backends/stacked/streams.py``); with virtual nodes, each part of the batch has its own key
+(``torch/elastic/virtual_nodes.py``).
 """
 
 from __future__ import annotations

@@ -77,7 +77,9 @@ def test_its_generators_are_keyed_restored_and_compared() -> None:
     assert sum("torch on npu" in name for name, _ in _generators()) == 2
 
 
-def test_it_is_not_used_where_it_is_hidden_or_torch_has_no_word_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_accelerator_is_not_used_if_it_is_hidden_or_torch_has_no_name_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(accelerators, "_found", accelerators._found.__wrapped__)  # which is cached otherwise
     with monkeypatch.context() as hidden:
         hidden.setenv(accelerators.HIDDEN, "1")

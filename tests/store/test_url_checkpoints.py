@@ -35,7 +35,9 @@ class TestOnAFileSystem(CheckpointContract):
         return functools.partial(UrlCheckpoints, f"file://{tmp_path}/checkpoints", "workload")
 
 
-def test_files_of_many_pieces_come_back(store: UrlCheckpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_written_in_many_pieces_are_read_back_whole(
+    store: UrlCheckpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(remote, "_PIECE", 1000)
     monkeypatch.setattr(remote, "_BATCH", 3500)
     state = {f"t{n}": torch.randn(n * 37 % 1500) for n in range(40)} | {"raw": os.urandom(10_000), "none": b""}

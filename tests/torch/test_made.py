@@ -247,7 +247,7 @@ def test_a_state_may_hold_instances_of_a_class_that_the_code_names() -> None:
     assert creatable(base, "numpy.random._generator", "Generator") is None
 
 
-def test_a_state_holds_no_second_one_of_a_class_that_decides_what_an_instance_is() -> None:
+def test_no_instance_is_made_of_a_class_that_keeps_one_object_for_each_value() -> None:
     """A library may compare its instances by identity, as there is one of each value."""
     base = Surveyor().survey([("self.tree", sympy.Function("f")(sympy.Symbol("x")))])
     assert creatable(base, "sympy.core.numbers", "Zero") is None

@@ -188,7 +188,7 @@ class Distilling(Small):
             handle.remove()
 
 
-def test_hooks_that_are_taken_away_within_a_step_leave_nothing_by_which_forks_differ() -> None:
+def test_a_hook_registered_and_removed_again_makes_no_difference_to_a_fork() -> None:
     straight: Any = advance(fresh(Distilling()), 0, STEPS)
     state = reread(advance(fresh(Distilling()), 0, FORK).state_dict())
     nn.Identity().register_forward_hook(lambda module, given, made: None).remove()

@@ -36,9 +36,9 @@ once one of them is a module of the user's, what is clean has to be looked for a
 
 
 def standing() -> Iterator[tuple[str, Any]]:
-    """Yield the place, such as ``torch.nn.functional:relu``, and the value of each function or class of the user's in a
-    module or class of a library, and as a list, what is in an entry of a table there. It trains whether or not other
-    code of the user's names it, unlike data.
+    """Yield each function or class of the user's that stands in a module or class of a library, as its place, such as
+    ``torch.nn.functional:relu``, and its value; of an entry of a table there, the value is a list. Unlike data, these
+    affect training whether or not other code of the user's names them.
 
     A module whose names stand for the same objects as before is not looked through again.
     """

@@ -281,7 +281,7 @@ def test_a_frozen_prefix_is_computed_once_where_batches_are_equal(name: str, com
     assert [work.skipped for work in bundle.frozen_work] == [computed != 3 and slot > 0 for slot in range(3)]
 
 
-def test_members_at_other_steps_have_what_others_have_computed() -> None:
+def test_members_at_other_steps_reuse_what_others_have_computed() -> None:
     subject = OneBatch()
     made, trials = builder(subject), [Trial(subject, id) for id in (0, 1)]
     train(first := Bundle(made), trials[:1])

@@ -438,7 +438,7 @@ def test_a_companion_keeps_its_parameters_whatever_other_threads_read() -> None:
     assert (found.depth, list(found.trial.params)) == (1, ["a"])
 
 
-def test_a_new_range_is_respected_by_what_earlier_trials_lend() -> None:
+def test_values_borrowed_from_earlier_trials_are_in_the_new_range() -> None:
     study = optuna.create_study(sampler=StageTreeSampler(RandomSampler(seed=1), radius=1.0))
     spaces: list[dict[str, BaseDistribution]] = [
         {"a": FloatDistribution(0, 10, step=0.5), "b": FloatDistribution(0, 1)},

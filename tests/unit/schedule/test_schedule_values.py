@@ -105,7 +105,7 @@ def test_whole_values_of_a_curve_are_integers() -> None:
     assert list(batch_size.values(3)) == [32, 64, 128]
 
 
-def test_strings_follow_one_another() -> None:
+def test_a_schedule_may_have_strings_as_values() -> None:
     mixture = s.piecewise({0: "web", 3: "books"})
     assert list(mixture.values(5)) == ["web", "web", "web", "books", "books"]
 
@@ -333,5 +333,5 @@ def test_schedules_import_nothing_heavy() -> None:
     [([0.1, 0.01], "sampled"), ((1, 2), "sampled"), (lambda step: 0.1, "sampled"), ({0: 0.1, 5: 0.01}, "piecewise")],
 )
 def test_a_sequence_given_as_a_value_is_refused_with_the_schedule_to_use(course: Any, remedy: str) -> None:
-    with pytest.raises(ScheduleError, match=rf"is not a value; a course over steps is hpstage.schedule.{remedy}\("):
+    with pytest.raises(ScheduleError, match=rf"is not a value; for values over steps, use hpstage.schedule.{remedy}\("):
         s.as_schedule(course)

@@ -157,7 +157,8 @@ def _probes(
 
 
 def _is_varied(tensor: Tensor) -> bool:
-    """Return whether most numbers of a tensor differ, so that they show other ways to compute as made-up ones do."""
+    """Return whether most numbers of a tensor differ from one another. Then two ways of computing that differ will show
+    it on this tensor, as on random numbers."""
     if not tensor.is_floating_point() or not tensor.is_contiguous():
         return False
     some = tensor.view(-1)[:: max(1, tensor.numel() // _SEEN)]
