@@ -185,6 +185,7 @@ class Progress:
         plan, scheduler = driver.plan, driver.scheduler
         record, tally = plan.searches[session.name], driver.accounting.tallies[session.name]
         since = tally.sums.since(tally.before)
+        could_share = len(session.trials) > 1 or since.steps_first < since.steps_unique
         if self._last is None:
             self._best_before = _best_value(self._study)
         self._steps_reported = since.steps_trained
@@ -209,7 +210,8 @@ class Progress:
             steps_left=steps - self._steps,
             running=len(scheduler.workers.chains()),
             workers=scheduler.workers.hosts,
-            merge_rate=since.merge_rate if len(session.trials) > 1 or since.steps_first < since.steps_unique else None,
+            # Of the study, as on the page: which of its unique steps the trials of this call have is not counted.
+            merge_rate=tally.sums.merge_rate if could_share else None,
             used_seconds=since.worker_seconds,
             saved_seconds=since.alone_seconds(plan.totals.average_evaluate_seconds) - since.worker_seconds,
             elapsed=now - self._began,

@@ -17,6 +17,7 @@ from rich.console import Console
 
 import hpstage
 from hpstage import schedule as s
+from hpstage.accounting.savings import merged
 from hpstage.algos import FullTraining, MedianStopping, SuccessiveHalving
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.search import call as front_door
@@ -209,6 +210,15 @@ def test_the_last_view_agrees_with_study_and_result(monkeypatch, algorithm):
     assert last.used_seconds == result.savings.worker_seconds
     assert last.merge_rate == result.savings.merge_rate
     assert last.stages_left == 0
+
+
+def test_in_a_later_call_the_merge_rate_is_that_of_the_study_until_the_call_ends(monkeypatch):
+    study, journal = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)), MemoryJournal()
+    kept: set[object] = set()
+    for _ in range(2):
+        views, result = searched(monkeypatch, SimulatedExecutor(2, kept=kept), study, store=journal)
+    assert views[-2].merge_rate == merged(result.plan).rate
+    assert views[-1].merge_rate == result.savings.merge_rate
 
 
 @pytest.mark.ci
