@@ -23,6 +23,7 @@ from hpstage.training.capture.encoding import ANSWERED, Encoder, is_answered
 from hpstage.training.capture.guard import Guard
 from hpstage.training.capture.kind import same_value, torch
 from hpstage.training.capture.kinds import CACHE, MODULES, STORAGE, VALUES
+from hpstage.training.capture.late import met_late
 from hpstage.training.capture.portrait import texts_of
 from hpstage.training.capture.refusals import cannot_be_read, held_by_nothing
 from hpstage.training.capture.stateful import arguments_kept, results_kept
@@ -31,8 +32,7 @@ from hpstage.training.capture.survey import UNKNOWN, Record, Survey, plainly
 from hpstage.training.capture.surveyor import Surveyor
 from hpstage.training.capture.values import Marked, is_lazy, storable
 from hpstage.training.capture.variables import Variable, Variables
-from hpstage.training.code.graph import OF_CODE
-from hpstage.training.code.namespaces import LibraryNames, libraries
+from hpstage.training.code.namespaces import libraries
 from hpstage.training.code.owner import is_users_code
 from hpstage.training.code.patches import code_in_libraries, standing
 from hpstage.training.identity.settings import NEXT_HOOK, refuse_modes
@@ -97,7 +97,7 @@ class World:
         for cache in self._filled.values():
             cache.cache_clear()  # results must depend on arguments alone; later training shows if they do not
         self._filled.clear()
-        late = list(self._met_late())
+        late = self._met_late()
         self.base = None
         self._cached.clear()
         if self.pristine is not None:
@@ -139,14 +139,9 @@ class World:
             if record.kind is CACHE and record.changed():
                 self._filled[id(record.obj)] = record.obj
 
-    def _met_late(self) -> Iterator[Record]:
-        """Yield records of objects reached by code that only setup has loaded: their earlier content is unknown."""
-        for record in self.base or ():
-            kept_by_module = OF_CODE.match(record.path) and "<locals>" not in record.path  # local ones are recreated
-            kept_by_module = kept_by_module or record.of is LibraryNames
-            late = self.pristine is not None and record.obj not in self.pristine
-            if record.kind is MODULES or (kept_by_module and late):
-                yield record
+    def _met_late(self) -> list[Record]:
+        """Return records of objects reached by code that only setup has loaded: their earlier content is unknown."""
+        return [] if self.base is None or self.pristine is None else [*met_late(self.base, self.pristine)]
 
     def begin(self) -> None:
         """Mark the end of setup: changes count from here.
