@@ -103,8 +103,17 @@ def creatable(base: Survey, module: str, qualname: str) -> type | None:
         return None
     if issubclass(kind, tuple):
         return kind if kind.__itemsize__ == tuple.__itemsize__ else None
-    own_memory = has_own_memory(kind) and container_of(kind) is None
-    return None if own_memory or issubclass(kind, RUNNERS) else kind
+    if container_of(kind) is None and (has_own_memory(kind) or not _is_made_by_object(kind)):
+        return None
+    return None if issubclass(kind, RUNNERS) else kind
+
+
+def _is_made_by_object(kind: type) -> bool:
+    """Return whether Python makes instances of a class as it does plain ones: a base in C may have a way of its own."""
+    try:
+        return type(object.__new__(kind)) is kind
+    except TypeError:
+        return False
 
 
 def _is_among_met(base: Survey, kind: type) -> bool:

@@ -9,6 +9,7 @@ import threading
 import typing
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import torch
 from torch import nn
@@ -281,3 +282,19 @@ def _(kept: Any, self: Odd) -> float:
     if self.steps == 2:
         self.noise = torch.Generator().manual_seed(7)
     return float(torch.rand((), generator=self.noise)) if self.steps >= 2 else 0
+
+
+class Struct(msgspec.Struct):
+    n: int = 0
+
+
+@odd("a struct of msgspec", Struct)
+def _(kept: Any, self: Odd) -> float:
+    kept.n += 1
+    return kept.n
+
+
+@odd("a struct of msgspec that training makes", Struct, refused=r"self\.made holds a .*Struct that training has made")
+def _(kept: Any, self: Odd) -> float:
+    self.made = Struct(self.steps)
+    return self.made.n
