@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import compileall
 import multiprocessing
 import os
 import signal
@@ -18,6 +17,7 @@ from hypothesis import is_hypothesis_test, settings
 
 from hpstage.checkpoints.folder import SMALL_VARIABLE
 from hpstage.training.code import patches
+from tests.bytecode import compile_share
 from tests.redis_server import RedisServer, executable
 
 # On shared cores a time says nothing about the code.
@@ -59,11 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput") or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # pytest-xdist has its workers, and a shell what it runs in the background, ignore Ctrl-C, with all they start.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if not hasattr(config, "workerinput"):
-        # Hundreds of processes import these, and would compile them each time where bytecode is not to be written.
-        # Nothing else is compiled: tests write modules of one name and size twice within a second.
-        for folder in ("hpstage", "cluster", "algos", "tests"):
-            compileall.compile_dir(Path(__file__).parent.parent / folder, quiet=2)
+    if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":
+        compile_share(config)
 
 
 def pytest_report_header() -> str | None:
