@@ -20,6 +20,7 @@ from hpstage.checkpoints.folder import SMALL_VARIABLE
 from hpstage.training.code import patches
 from tests.bytecode import compile_share
 from tests.redis_server import RedisServer, executable
+from tests.selection import leaves_out
 
 # On shared cores a time says nothing about the code.
 settings.register_profile("few examples", deadline=None, max_examples=25)
@@ -75,6 +76,10 @@ def pytest_collection() -> Iterator[None]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if leaves_out(collection_path, config) else None
 
 
 def pytest_report_header() -> str | None:
