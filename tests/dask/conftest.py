@@ -49,9 +49,17 @@ def nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_server, "_imported", list)
 
 
+_ADAPTERS = ("hpstage.torch.lightning", "hpstage.torch.skorch", "hpstage.torch.stable", "hpstage.torch.transformers")
+"""What a process of tests has imported of libraries that no training on the shared cluster needs ahead."""
+
+
 @pytest.fixture(scope="package")
 def cluster() -> Iterator[LocalCluster]:
-    with local_cluster(2, gpus=0) as cluster:
+    names = [name for name in fork_server._imported() if not name.startswith(_ADAPTERS)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fork_server, "_imported", lambda: names)
+        cluster = local_cluster(2, gpus=0)
+    with cluster:
         leave_loops()
         yield cluster
 
