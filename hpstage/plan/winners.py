@@ -87,7 +87,12 @@ class Winners:
 def best_first(values: Mapping[TrialId, tuple[float, ...]], search: SearchStarted) -> list[TrialId]:
     """Return trials by their first objective, given their values: the best first, of equals the lowest number."""
     sign = -1.0 if search.maximize else 1.0
-    return sorted(values, key=lambda id: (sign * values[id][0], number_of(id)))
+
+    def order(id: TrialId) -> tuple[float, int, str]:
+        name = id.rpartition("/")[2]  # a number, except in a store that others have written
+        return sign * values[id][0], len(name), name
+
+    return sorted(values, key=order)
 
 
 def best_state(trial: PlannedTrial, search: SearchStarted) -> tuple[float, int] | None:
