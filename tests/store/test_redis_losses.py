@@ -107,18 +107,20 @@ def test_a_log_that_is_put_back_while_it_is_read_gives_nothing_of_two_histories(
         old.append([b"0"] * (CHUNK + 1))
         new.append([b"1"] * (CHUNK + 1))
         replies = 0
+        command: Any = old._server.command
 
-        def swap_after(self: object, *arguments: object, command: Any = RedisJournal._command) -> Any:
+        def swap_after(*arguments: object) -> Any:
             nonlocal replies
-            reply = command(self, *arguments)
+            reply = command(*arguments)
             replies += 1
             client.restore("{old}:log", 0, client.dump("{new}:log"), replace=True)
             return reply
 
-        monkeypatch.setattr(RedisJournal, "_command", swap_after)
+        monkeypatch.setattr(old._server, "command", swap_after)
         with pytest.raises(HistoryChanged):
             old.read_on(Cursor())
         assert replies == 2
+        monkeypatch.undo()
         old.close()
         new.close()
 
