@@ -79,8 +79,10 @@ class _Open:
 class Decisions:
     """Requests targets from the driver, but none beyond a step after which a schedule is still to be decided.
 
-    Decisions are a function of the metrics in the plan: an interrupted search decides the same again. A trial whose
-    schedules have changed is added again.
+    Decisions are a function of the metrics in the plan: an interrupted search decides the same again.
+
+    Args:
+        add: adds a trial again, with schedules that have changed.
     """
 
     def __init__(self, driver: Driver, add: Callable[[TrialAdded], None]) -> None:

@@ -28,7 +28,12 @@ _STATES: dict[TrialState, Literal["COMPLETE", "PRUNED", "FAIL"]] = {
 
 
 class Outcomes:
-    """Writes the ends of trials to the study and the plan, and logs those that the user did not request."""
+    """Writes the ends of trials to the study and the plan, and logs those that the user did not request.
+
+    Args:
+        noisy: metrics that measure the machine as well.
+        known: names of the metrics that trials had before.
+    """
 
     def __init__(
         self, ledger: Ledger, driver: Driver, started: SearchStarted, *, noisy: tuple[str, ...], known: Set[str]
@@ -36,8 +41,8 @@ class Outcomes:
         self._ledger = ledger
         self._driver = driver
         self._started = started
-        self._noisy = noisy  # metrics that measure the machine as well
-        self._known = {*known}  # names of metrics that trials had before
+        self._noisy = noisy
+        self._known = {*known}
         self._warned: dict[object, int] = {}  # the first trial that failed, or was pruned, for each reason
         self._repeated: set[object] = set()  # of these reasons, those for which it is logged that others have failed
         self._shadowed: set[str] = set()  # metrics whose names the space uses for attributes
@@ -45,6 +50,9 @@ class Outcomes:
     def end(self, trial: SessionTrial, state: TrialState, measured: Set[str]) -> FrozenTrial | None:
         """Write the end of a trial to the study and the plan, and return the study's trial. One that was pruned at its
         last step is complete. Leave a trial alone that somebody has set to WAITING, and return ``None``.
+
+        Args:
+            measured: names of the metrics that trials have.
         """
         ended = self._ledger.trial(trial.storage_id)
         if ended.state == TrialState.WAITING:

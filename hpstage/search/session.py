@@ -132,9 +132,12 @@ class Session:
     # --- the loop -----------------------------------------------------------------------------------------
 
     def run(self, present: int) -> None:
-        """Run with the workers ``present`` until the algorithm is done, time is up, or a failure stops the study.
+        """Run until the algorithm is done, the time is up, or an uncaught failure stops the study.
 
         An interruption ends it early. No further results are reported then: the next call reports them in order.
+
+        Args:
+            present: the number of workers, before reports of them are taken.
         """
         if present != self._workers:
             self._resize(present)

@@ -27,8 +27,10 @@ _HERE = WorkerId("driver")
 def audit_winner(call: Call, driver: Driver, session: Session) -> None:
     """Retrain the best trial without sharing, in a fresh process of this host, after its result is stored.
 
-    If it cannot be retrained (its data are gone, this host is not like the workers), that is a warning; if it differs,
-    :class:`StateError` is raised.
+    If it cannot be retrained (its data are gone, this host is not like the workers), that is a warning.
+
+    Raises:
+        StateError: it differs.
     """
     planned = _winner(call, driver, session)
     if planned is None:
