@@ -99,7 +99,8 @@ class _Level:
             insort(self._ordered, average)
 
     def median_of_others(self, index: int, *, least: int) -> float | None:
-        """Return the median of all states but the trial's own, which must be recorded; ``None`` of too few."""
+        """Return the median of all states but the trial's own, which must be recorded; ``None`` if fewer than
+        ``least``."""
         count = len(self._ordered) - 1
         if count < least:
             return None

@@ -44,7 +44,11 @@ def _new(node: Node) -> Branch:
 def extend(
     branches: dict[NodeId, _Branch], trial: PlannedTrial, before: int, step: int, new: Callable[[Node], _Branch]
 ) -> list[_Branch]:
-    """Extend the branches of a trial from ``before`` to ``step``; create those of further nodes, and return them."""
+    """Extend the branches of a trial from ``before`` to ``step`` and return the new branches.
+
+    Args:
+        new: creates the branch of a node of which no step was requested before.
+    """
     found = []
     for node, start, stop in trial.path_to(step):
         branch = branches.get(node.id)
@@ -106,6 +110,7 @@ def foremost(
 
     Args:
         ranked: the branches by :func:`ranking`.
+        most: number of rows.
         always: nodes to include in any case, with their ancestors.
     """
     first = dict.fromkeys(node.id for id in always if id in branches for node in branches[id].node.ancestry())

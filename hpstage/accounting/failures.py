@@ -33,7 +33,11 @@ class Cause:
 
 
 def by_cause(failures: Iterable[tuple[StageFailed, Iterable[TrialId]]]) -> list[Cause]:
-    """Return the causes of failures, given with the trials that each failed; those that failed most come first."""
+    """Return the causes of failures, those that failed most trials first.
+
+    Args:
+        failures: exceptions with the trials that each has failed.
+    """
     found: dict[tuple[object, ...], Cause] = {}
     for fact, trials in failures:
         cause = found.setdefault((fact.evaluating, *origin(fact.failure)), Cause())

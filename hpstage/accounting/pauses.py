@@ -24,7 +24,11 @@ def united(periods: Iterable[tuple[_T, _T]]) -> list[tuple[_T, _T]]:
 
 
 class Pauses:
-    """The gaps between periods of work, which may overlap, on the workers' clock."""
+    """The gaps between periods of work, on the workers' clock.
+
+    Args:
+        periods: periods of work, which may overlap.
+    """
 
     def __init__(self, periods: Iterable[Period]) -> None:
         self.gaps: list[Period] = [(last, start) for (_, last), (start, _) in pairwise(united(periods))]

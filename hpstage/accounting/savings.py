@@ -190,7 +190,10 @@ def answered_steps(planned: PlannedTrial) -> list[int]:
 def seconds_alone(plan: SearchPlan, planned: PlannedTrial, answered: Sequence[int] | None = None) -> float:
     """Estimate the trial's worker seconds without sharing, as far as known: see :class:`Savings`. O(segments).
 
-    A trial that failed or is still running counts up to its last target that is ``answered`` (:func:`answered_steps`).
+    A trial that failed or is still running counts up to its last answered target.
+
+    Args:
+        answered: its :func:`answered_steps`, if already known.
     """
     if answered is None:
         answered = answered_steps(planned)
@@ -210,7 +213,10 @@ def shortest_makespan(
     *,
     sharing: bool = True,
 ) -> float:
-    """Return a lower bound on the makespan of these trials, or of each by itself, at the plan's measured seconds."""
+    """Return a lower bound on the makespan of these trials up to their last results, at the plan's measured seconds.
+
+    ``sharing=False``: of each trial by itself.
+    """
     answered = [(trial, steps) for trial in trials if (steps := answered_steps(trial))]
     trees = [answered] if sharing else [[trial] for trial in answered]
     evaluate_seconds = plan.totals.average_evaluate_seconds

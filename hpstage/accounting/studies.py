@@ -52,7 +52,11 @@ class StudyRow(msgspec.Struct, frozen=True):
 
 
 def study_rows(book: Book, is_held: Callable[[str], bool]) -> list[StudyRow]:
-    """Return a row per study, in the order of the plan. ``is_held``: whether a live driver works on a study."""
+    """Return a row per study, in the order in which they were added to the plan.
+
+    Args:
+        is_held: whether a live driver works on the study of this name.
+    """
     by_study: dict[str, list[TrialId]] = {study: [] for study in book.studies}
     for trial in book.trials:
         by_study[book.account.plan.study_of(trial)].append(trial)

@@ -62,7 +62,11 @@ class Sums:
         return merge_rate(self.steps_asked, self.steps_unique)
 
     def alone_seconds(self, evaluate_seconds: float) -> float:
-        """Estimate worker seconds for the results without sharing, where an evaluation takes so long on average."""
+        """Estimate worker seconds for the results without sharing (:func:`hpstage.accounting.savings.seconds_alone`).
+
+        Args:
+            evaluate_seconds: the plan's mean seconds of an evaluation.
+        """
         return rounded(self.alone_train_seconds + self.answers * evaluate_seconds)
 
     def reach(self, fact: StateReached) -> float:

@@ -147,6 +147,9 @@ def _is_one_place(a: str, b: str) -> bool:
 class _States:
     """The checkpoints and logs that a plan names, as far as they are at ``place``, and what was copied of them.
 
+    Args:
+        place: where they are; ``None`` to leave them there.
+
     Raises:
         UsageError: none of the checkpoints is there.
     """
@@ -209,7 +212,11 @@ def _tried(
 
 
 def _notes(states: _States, journal: Journal, store: str, left: str | None) -> Iterator[str]:
-    """Yield what else there is to know, a line each; ``left``: where checkpoints that are not copied stay, if known."""
+    """Yield what else there is to know, a line each.
+
+    Args:
+        left: where checkpoints that are not copied stay, if it is known.
+    """
     plan = states.plan
     if states.source is None:
         stay = "where they are" if left is None else f"in {shown(left)}"

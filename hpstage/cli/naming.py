@@ -43,7 +43,11 @@ def space_named(reference: str) -> Space:
 
 
 def trainable_named(reference: str, module: ModuleType | None = None) -> object:
-    """The trainable; of a class, an instance that is made without arguments. Raises as :func:`named` does."""
+    """The trainable; of a class, an instance that is made without arguments. Raises as :func:`named` does.
+
+    Args:
+        module: the module that is named, if it was imported already.
+    """
     subject = named(reference, "the trainable", module)
     if not isinstance(subject, type):
         return subject

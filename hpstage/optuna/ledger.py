@@ -80,7 +80,11 @@ class _Noting(Wrapped):
 
 
 class Ledger:
-    """Reads and writes one study."""
+    """Reads and writes one study.
+
+    Args:
+        constraints: as for ``hpstage.optimize``.
+    """
 
     def __init__(self, study: optuna.Study, constraints: Constraints | None = None) -> None:
         self.study = study

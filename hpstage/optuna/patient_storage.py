@@ -232,7 +232,11 @@ class PatientStorage(BaseStorage):
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether the same call may succeed later. Raises :class:`StoreError` if the user must fix the cause first."""
+    """Whether the same call may succeed later.
+
+    Raises:
+        StoreError: it cannot, unless the user fixes the cause.
+    """
     if isinstance(error, UpdateFinishedTrialError | KeyError):
         return False
     why = error.strerror if isinstance(error, OSError) and error.errno in _LASTING else _full(error)

@@ -90,7 +90,8 @@ class _Parts:
             self.add(f"{path}[{key!r}]", value, key, item, own, depth + 1)
 
     def _glance(self, value: object) -> object:
-        """Return a fingerprint that changes if the value is replaced or grows, or a small one's content changes."""
+        """Return a fingerprint that changes if the value is replaced or grows, or if the content of a small one
+        changes."""
         if value is None or isinstance(value, str):
             return value
         if isinstance(value, Iterator):

@@ -86,7 +86,11 @@ class Plateau(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 
 class Descent:
-    """A plateau schedule, with metric and mode, as decided so far: torch's ReduceLROnPlateau, step by step."""
+    """A plateau schedule as decided so far by its metric: torch's ReduceLROnPlateau, step by step.
+
+    Args:
+        plateau: with ``metric`` and ``mode``.
+    """
 
     def __init__(self, plateau: Plateau) -> None:
         self.plateau = plateau

@@ -82,7 +82,11 @@ def try_out_space(request: Request) -> bool:
 
 
 def warn_of_unreached(changes: Mapping[str, int], steps: int) -> None:
-    """Warn once of schedules that change past the most steps of a trial, at these steps by hyperparameter."""
+    """Warn once of schedules that change past the most steps of a trial.
+
+    Args:
+        changes: the step of each, by hyperparameter.
+    """
     for name, step in changes.items():
         warn_once(
             f"The schedule of {name!r} changes at step {step}, which no trial reaches: they have at most {steps} steps."

@@ -215,9 +215,11 @@ class Forecast:
 
     Args:
         history: the results that its algorithm has received so far.
+        trials: its trials so far.
         more: how many further trials the sampler will propose.
         running: running chains, each with the seconds since its last report.
         workers: how many workers there are, training one chain at a time.
+        seed: of what is made up.
     """
 
     def __init__(

@@ -60,6 +60,9 @@ class Given:
         """Number the study's trials as the plan does, queue those to be trained, and return how many these are.
 
         A search of the study that was interrupted is ended: its trials are continued when they are given again.
+
+        Args:
+            name: the study's name in the plan.
         """
         plan = driver.plan
         record = plan.searches.get(name)

@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
 
 class History(Search):
-    """An algorithm's search that records its calls, and what follows from them."""
+    """An algorithm's search that records its calls, and what follows from them.
+
+    Args:
+        trials: its look-ups.
+    """
 
     def __init__(self, algorithm: Algorithm, setting: Setting, trials: Trials) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []  # of the search's methods, in order
@@ -70,7 +74,10 @@ class History(Search):
         return actions
 
     def again(self, trials: Trials) -> History:
-        """Start an equal search by the same calls, O(calls). Its look-ups must answer as those of this one did."""
+        """Start an equal search by the same calls. Its look-ups must answer as those of this one did.
+
+        O(calls).
+        """
         search = History(self._algorithm, self._setting, trials)
         for method, given in self.calls:
             getattr(search, method)(*given)

@@ -42,6 +42,9 @@ def choose(described: Mapping[str, str], executor: Executor, request: Request) -
 
     The one that the store's plan was made with wins; otherwise they are measured on a worker.
 
+    Args:
+        described: the workload, with all that can be chosen.
+
     Raises:
         TrainingError, UsageError: training fails at its first steps; the trainable's own errors are raised, too.
     """
@@ -67,7 +70,10 @@ def choose(described: Mapping[str, str], executor: Executor, request: Request) -
 
 
 def slots_by(numerics: str, executor: Executor) -> int:
-    """Return the most chains that a worker trains side by side; ``numerics`` is ``""`` for the trainable's own choice.
+    """Return the most chains that a worker trains side by side.
+
+    Args:
+        numerics: the step backend that the search has chosen; ``""``: the trainable's own choice.
 
     Raises:
         UsageError: the backend is of a plugin that is not installed here.
@@ -83,7 +89,8 @@ def slots_by(numerics: str, executor: Executor) -> int:
 def _of_another(
     request: Request, candidates: Mapping[str, Mapping[str, str]], workloads: Mapping[str, StateKey]
 ) -> str | None:
-    """Return the backend of a plan of another workload, if there is one: the store will be refused, unmeasured."""
+    """Return the backend of a plan of another workload, with which the store will be refused: nothing need be measured
+    for that. ``None`` if there is no plan."""
     header = header_in(request.store, request.name, next(iter(workloads.values())))
     if header is None:
         return None
@@ -100,7 +107,8 @@ def _steps_of_a_worker(branches: list[tuple[int, int]] | None, executor: Executo
 
 
 def _among_others(times: StepTimes, branches: list[tuple[int, int]] | None, executor: Executor) -> float:
-    """Return a worker's seconds for a step of a chain, trained with as many others as are expected to be ready."""
+    """Return a worker's seconds for a step of a chain that is trained together with as many others as are expected to
+    be ready; with none, if that is not known."""
     if branches is None or executor.present is None:
         return times.of(1)
     return times.of(1) * expected_share(times, branches, max(1, executor.present))
@@ -115,7 +123,11 @@ def _initial(request: Request) -> dict[str, Scalar]:
 
 
 def fastest(found: Mapping[str, float], steps: float) -> str:
-    """Return the step backend that takes the least time for so many steps, by what ``Executor.measure`` has found."""
+    """Return the step backend that takes the least time for so many steps.
+
+    Args:
+        found: as :meth:`hpstage.executor.Executor.measure` returns it; may be empty.
+    """
     taken = {name: found[name] + found[f"{name} begins"] / steps for name in found if f"{name} begins" in found}
     best = min(taken, key=lambda name: taken[name], default="eager")
     return best if taken.get(best, 0.0) <= _GAIN * taken.get("eager", float("inf")) else "eager"

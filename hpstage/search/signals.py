@@ -26,6 +26,9 @@ class Interruption:
     If the context is left normally after a signal, ``KeyboardInterrupt`` is raised there, unless the search had
     completed: its result must not be lost then. A process that received SIGTERM is then ended by it, under the default
     action, as its parent expects.
+
+    Args:
+        remedy: how to continue, for the error.
     """
 
     def __init__(self, remedy: str = "run the same call again, with the study in storage") -> None:

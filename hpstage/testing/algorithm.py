@@ -70,7 +70,8 @@ class _Scene:
 
 
 class _Failing(Container[Target]):
-    """Random failures of states, as by the user's code, and of single trials, as if a worker was lost too often."""
+    """Random failures of states, as if the user's code failed, and of single trials, as if a worker was lost too
+    often."""
 
     def __init__(self, trials: _Trials, share: float) -> None:
         self._trials = trials

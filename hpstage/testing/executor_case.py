@@ -127,7 +127,8 @@ class Audits(ExecutorCase):
         return Audit(AuditId("a"), segment)
 
     def _ended(self, executor: Executor, worker: WorkerId, audit: Audit) -> AuditEnded:
-        """Retry an audit until it begins: a worker is idle shortly after its chain has ended. Return its end."""
+        """Retry an audit until it begins, and return its end. A worker is idle shortly after its chain has reported its
+        end."""
         for _ in range(1000):
             executor.audit(worker, audit)
             [end] = audits_ended(until(executor, lambda received: bool(audits_ended(received))))

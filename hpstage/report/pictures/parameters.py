@@ -59,7 +59,10 @@ def importances(trials: Sequence[Scored], maximize: bool) -> dict[str, float]:
     """Return the importances of parameters, which add up to 1, the largest first.
 
     They are Optuna's, by PED-ANOVA (Watanabe, Bansal, Hutter, IJCAI 2023): how much a parameter decides whether a trial
-    is among the better ones, within the values that were tried. All trials have the same parameters.
+    is among the better ones, within the values that were tried.
+
+    Args:
+        trials: all have the same parameters.
     """
     # Only here: pictures of a plan without results need no Optuna.
     import optuna

@@ -95,7 +95,8 @@ def counts(axis: Axis) -> None:
 def legend(axes: Axes, handles: Iterable[Any], *, on_a_line: int = 4) -> None:
     """Add a legend above the axes, to the right: it covers neither data nor the title. Labels must not come from users.
 
-    ``on_a_line``: the most names on a line; more do not fit into a narrow picture.
+    Args:
+        on_a_line: the most names on a line; more do not fit into a narrow picture.
     """
     handles = list(handles)
     if not handles:

@@ -233,7 +233,8 @@ def failures(book: Book) -> Iterator[tuple[WorkerId, float]]:
 
 
 def _activities(fact: StateReached) -> list[tuple[str, float]]:
-    """Return the activities that took time, in order, with the seconds that passed; the last ends at ``fact.at``."""
+    """Return the activities that took time, with the seconds that passed, in order; ``fact.at`` is the end of the
+    last."""
     share = max(1.0, fact.workers)
     took = (
         (LOAD, fact.load_seconds / share),

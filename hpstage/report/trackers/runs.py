@@ -110,7 +110,11 @@ def measured_in(trial: PlannedTrial) -> dict[int, Mapping[str, float]]:
 def rows_of(
     logged: Mapping[str, Mapping[int, float]], measured: Mapping[int, Mapping[str, float]], metrics: Iterable[str]
 ) -> list[Row]:
-    """Return logged values and metrics as rows; a logged value with the name of a metric is called ``log/NAME``."""
+    """Return logged values and metrics as rows.
+
+    Args:
+        metrics: the names of metrics; a logged value with such a name is called ``log/NAME``.
+    """
     rows: dict[int, dict[str, float]] = {}
     names = {*metrics}
     for name, values in logged.items():

@@ -95,10 +95,12 @@ class Progress:
 
     Args:
         display: ``None`` if nothing is shown.
+        study: the study being searched.
         page: receives the time left while somebody looks at it.
         address: URL of the page, shown first.
         kept: the folder of the store, if the user did not choose one.
         deadline: when the search stops because of its time limit, on ``clock``.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -235,7 +237,8 @@ class Progress:
             self._display.end(self._last if self._last.over else self._broken_off(self._last))
 
     def _broken_off(self, last: ProgressView) -> ProgressView:
-        """Return the last view of a search ended by an exception, without the plan, which may be inconsistent."""
+        """Return the last view of a search ended by an exception. Plan and tree may be inconsistent and are not
+        read."""
         assert self._session is not None
         states = self._session.states
         best, at = (None, None) if last.metric is None else self._best(self._session)

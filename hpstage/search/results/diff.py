@@ -54,7 +54,11 @@ class TrialDiff:
 
 
 def diff_of(one: PlannedTrial, other: PlannedTrial, names: Callable[[StateKey], list[str]]) -> TrialDiff:
-    """Return how two trials differ; ``names`` returns those of a checkpoint's leaves, as far as it can be read."""
+    """Return how two trials differ.
+
+    Args:
+        names: returns the names of a checkpoint's leaves, as far as it can be read.
+    """
     mine, theirs = one.schedules, other.schedules
     stop = min(one.steps, other.steps)
     diverge = {

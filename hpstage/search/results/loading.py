@@ -164,7 +164,8 @@ def leaves_of(state: object, part: str | None, trial: str) -> dict[str, Any]:
 def write_weights(
     path: str | os.PathLike[str], weights: Mapping[str, Tensor], about: Mapping[str, str], metrics: Mapping[str, float]
 ) -> None:
-    """Write tensors, and what they are, into a safetensors file; its folder is made if needed. Raises ``OSError``."""
+    """Write tensors into a safetensors file, and what they are into its metadata. Its folder is made if needed. Raises
+    ``OSError``."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
