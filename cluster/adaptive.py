@@ -79,7 +79,8 @@ class DemandFeed:
 
     @property
     def start_seconds(self) -> float:
-        """The shortest time that a requested worker has taken so far; before that, the setup time of those present."""
+        """The shortest time that a requested worker has taken so far; before the first request, the setup time of those
+        present."""
         return min(self._took) if self._took else self._first or 0.0
 
     def connect(self, client: Client) -> None:

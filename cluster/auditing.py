@@ -30,8 +30,13 @@ async def make_way(worker: Worker) -> None:
 
 
 class Auditing:
-    """The audit of one run on a worker, if there is one; its end is reported to ``topic``. ``described`` returns the
-    environment of the run's training process."""
+    """The audit of one run on a worker, if there is one.
+
+    Args:
+        topic: topic to which the end of the audit is reported.
+        load: the trainable.
+        described: returns the environment of the run's training process.
+    """
 
     def __init__(self, topic: str, worker: Worker, load: Load, described: Callable[[], Environment | None]) -> None:
         self._topic = topic
@@ -117,7 +122,8 @@ def _outcome(audit: Audit, found: Retrained) -> AuditEnded:
 
 
 def _give_way(pid: int) -> None:
-    """Give a single-threaded process the lowest priority: for an idle core, and to be killed when memory runs out."""
+    """Give a single-threaded process the lowest priority: it runs only on an idle core, and is killed first when memory
+    runs out."""
     with suppress(OSError, AttributeError):
         os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
     with suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w") as file:

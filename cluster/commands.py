@@ -215,8 +215,11 @@ def _innermost(error: BaseException) -> str:
 
 
 def _parse(command: Any, words: Sequence[str]) -> dict[str, Any]:
-    """Parse Dask's parameters with its own parser. Raises :class:`UsageError` if it rejects an argument, or one is
-    empty."""
+    """Parse Dask's parameters with its own parser.
+
+    Raises:
+        UsageError: it rejects an argument, or one is empty.
+    """
     import click
 
     for before, word in pairwise(["", *words]):

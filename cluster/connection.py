@@ -64,8 +64,12 @@ class Connection:
         return self.client.status == "running" and not self.client.scheduler_comm.closed()
 
     def listen(self) -> None:
-        """Subscribe to events about workers and chains; return once they are known to arrive. Raises ``OSError`` if the
-        scheduler is gone, and :class:`ClusterError` if it delivers no events."""
+        """Subscribe to events about workers and chains; return once they are known to arrive.
+
+        Raises:
+            OSError: the scheduler is gone.
+            ClusterError: it delivers no events.
+        """
         self.client.subscribe_topic("all", self._on_cluster)
         self._all = True
         self.client.subscribe_topic(self._topic, self._on_topic)

@@ -17,7 +17,11 @@ class Courier:
     """Sends each worker its orders in sequence, without blocking; delivery is not guaranteed.
 
     Orders go through the scheduler, since not every driver can reach the workers, and do not wait for Dask's tasks:
-    they arrive after about 1.5 ms. Thread-safe. ``channel``: the name of the workers' handler.
+    they arrive after about 1.5 ms. Thread-safe.
+
+    Args:
+        client: a connected client.
+        channel: name of the workers' handler.
     """
 
     def __init__(self, client: Client, channel: str) -> None:

@@ -66,8 +66,11 @@ def identities(count: int) -> tuple[str, ...]:
 
 
 def first_devices(devices: Sequence[str], gpus: int | None) -> list[str]:
-    """Return the first ``gpus`` of ``devices``, or all of them if ``gpus`` is ``None``. Raises :class:`ClusterError` if
-    there are fewer."""
+    """Return the first ``gpus`` of ``devices``, or all of them if ``gpus`` is ``None``.
+
+    Raises:
+        ClusterError: there are fewer.
+    """
     if gpus is None:
         return list(devices)
     if len(devices) < gpus:
@@ -80,8 +83,11 @@ def first_devices(devices: Sequence[str], gpus: int | None) -> list[str]:
 
 
 def grouped(devices: Sequence[str], size: int) -> list[str]:
-    """Return the devices in groups of ``size``, each as a value of ``CUDA_VISIBLE_DEVICES``, without those left over.
-    Raises :class:`ClusterError` if there are devices, but fewer than ``size``."""
+    """Return the devices in groups of ``size``, each as a value of ``CUDA_VISIBLE_DEVICES``. Drop devices left over.
+
+    Raises:
+        ClusterError: there are devices, but fewer than ``size``.
+    """
     if devices and len(devices) < size:
         raise ClusterError(
             f"{size} GPUs per worker were requested, but torch finds {len(devices)} here; request at most so many"
@@ -93,7 +99,10 @@ def how_many(
     n_workers: int | None, workers_per_gpu: int | None, devices: Sequence[str], *, accelerator: bool = False
 ) -> int:
     """Return how many workers to start: by default one per device, one for another ``accelerator``, else one per core.
-    Raises :class:`UsageError` if both numbers are given, or workers per GPU where there is no GPU."""
+
+    Raises:
+        UsageError: both numbers are given, or workers per GPU where there is no GPU.
+    """
     optional(WORKERS).of("n_workers", n_workers)
     if workers_per_gpu is None:
         return n_workers or len(devices) or (1 if accelerator else CPU_COUNT)
@@ -120,8 +129,12 @@ def assigned(
 
 
 def environment_of(worker: int, devices: Sequence[str], *, hide: bool, workers: int = 1) -> dict[str, str]:
-    """Return variables that give one of so many workers one device, or one group, round-robin, and how many share it.
-    Without devices, return none, or if ``hide`` is set, a variable that hides them."""
+    """Return variables that give a worker one device, or one group, round-robin. Without devices, return none, or if
+    ``hide`` is set, a variable that hides them.
+
+    Args:
+        workers: the number of all workers, from which each learns how many share a device.
+    """
     if devices:
         # As nvidia-smi numbers them; but numbers that were given count in the order in which they were given.
         numbered = {} if "CUDA_VISIBLE_DEVICES" in os.environ else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

@@ -453,7 +453,8 @@ class DaskExecutor(Executor):
         self._see_gangs()
 
     def _see_gangs(self) -> None:
-        """Stop the chains whose gang has lost a worker, and release its task, which would wait for another there."""
+        """Stop the chains whose gang has lost a worker. Release that worker's task, which would wait for a new worker
+        at its address."""
         for chain in self._inbox.orphaned():
             self._followers.keep(chain, self._inbox.workers)
             self.stop(chain)

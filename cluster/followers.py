@@ -12,8 +12,13 @@ from hpstage.plan.facts import ChainId, WorkerId
 
 
 class Followers:
-    """Keeps a future for each worker that follows, and releases it when its chain ends or it has left. Thread-safe.
-    ``refused`` is called with a chain, a worker of its gang, and why that could not join it."""
+    """Keeps a future for each worker that follows, and releases it when its chain ends or it has left.
+
+    Thread-safe.
+
+    Args:
+        refused: called with a chain, a worker of its gang, and why that could not join it.
+    """
 
     def __init__(self, refused: Callable[[ChainId, WorkerId, str], None]) -> None:
         self._refused = refused

@@ -101,8 +101,12 @@ def search_path() -> list[str]:
 
 
 def spawning(channel: int, worker: str, folders: Sequence[str] = ()) -> list[str]:
-    """Return the command that starts a training process without a fork server, at this end of a socket. ``folders``:
-    where it finds modules, before those of this process."""
+    """Return the command that starts a training process without a fork server.
+
+    Args:
+        channel: file descriptor of the process's end of a socket.
+        folders: folders in which it finds modules, before those of this process.
+    """
     arguments = [[*folders, *search_path()], sys.argv, [channel, os.getpid(), worker]]
     return [*python(), "-c", _START_TRAINING, json.dumps(arguments)]
 

@@ -18,8 +18,13 @@ MOST = 1 << 20
 
 
 def main(channel: int, parent: int, modules: list[str], with_threads: bool) -> NoReturn:
-    """Import the modules, then fork on request, until ``parent``, the process that has started this one, ends.
-    ``channel``: this process's end of a socket."""
+    """Import the modules, then fork on request, until the process that has started this one ends.
+
+    Args:
+        channel: file descriptor of this process's end of a socket.
+        parent: process id of the other end.
+        with_threads: see :class:`~hpstage.cluster.fork_server.ForkServer`.
+    """
     os.set_inheritable(channel, False)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)

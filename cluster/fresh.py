@@ -40,9 +40,16 @@ _TAIL = 2000
 
 
 class FreshProcess:
-    """A new training process that retrains one segment, or performs runs of a check. Not thread-safe. It ends with this
-    process, and on Linux with the thread that has started it. The ``server`` forks it, which takes milliseconds;
-    without one, or if a fork would differ from a new process, it is spawned, which takes seconds."""
+    """A new training process that retrains one segment, or performs runs of a check. Not thread-safe.
+
+    The process is forked, which takes milliseconds, if a fork server is given, and otherwise spawned, which takes
+    seconds. It ends with this process, and on Linux with the thread that has started it.
+
+    Args:
+        load: the trainable, as it is sent to workers.
+        server: forks the process. Without one, or if a fork would differ from a new process, the process is spawned.
+        variables: additional environment variables.
+    """
 
     def __init__(
         self, load: Load, *, server: ForkServer | None = None, variables: Mapping[str, str] | None = None
@@ -59,12 +66,19 @@ class FreshProcess:
         self._request(load)
 
     def start(self, segment: Segment, checkpoints: CheckpointStore) -> None:
-        """Retrain a segment once the trainable is loaded. Returns at once; can be called at any time. ``checkpoints``
-        has the state from which training starts, and those with which it is compared."""
+        """Retrain a segment once the trainable is loaded. Returns at once; can be called at any time.
+
+        Args:
+            checkpoints: the store with the state from which training starts, and the states with which it is compared.
+        """
         self._request(Retrain(segment, pickle.dumps(checkpoints)))
 
     def perform(self, run: Run, states: str) -> Record:
-        """Perform a run and return its record, with a problem if the process ends. ``states``: the folder of states."""
+        """Perform a run and return its record. If the process ends, the record contains a problem.
+
+        Args:
+            states: the folder in which runs save states, and from which they load them.
+        """
         self._performs, self._record = True, None
         self._request(Perform(run, states))
         while self._record is None and self._result is None:

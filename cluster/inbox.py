@@ -59,6 +59,9 @@ class Inbox:
     the chains that it starts, refer to the incarnations whose joining it has read.
 
     Thread-safe for the driver's thread, Dask's loop and its callback thread. Independent of Dask.
+
+    Args:
+        clock: returns the time for reports about workers.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -133,7 +136,8 @@ class Inbox:
         self, chain: ChainId, worker: WorkerId, gang: tuple[WorkerId, ...] = (), *, last: StateRef | None = None
     ) -> list[str]:
         """Record that a chain will start, and that it ends with the state ``last``. Return the incarnations of its
-        workers to which it must be sent, none if its own, as far as the driver knows, has left."""
+        worker and of its gang's workers to which it must be sent. Return none if the worker, as far as the driver
+        knows, has left."""
         with self._changed:
             present = self._read(host_of(worker))
             if present is None or worker not in present.slots:

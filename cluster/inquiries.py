@@ -20,8 +20,13 @@ _LOOK = 0.5
 
 
 class Inquiries:
-    """Sends requests to workers, and waits for their answers. ``submit`` starts a Dask task on a worker that answers an
-    encoded request, and returns its key and its future."""
+    """Sends requests to workers, and waits for their answers.
+
+    Args:
+        submit: starts a Dask task on a worker that answers an encoded request; returns its key and its future.
+        present: returns the workers that are there.
+        connected: returns whether Dask's scheduler is connected.
+    """
 
     def __init__(
         self,

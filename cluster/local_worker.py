@@ -15,8 +15,12 @@ from training. A worker in the scheduler's own process cannot be lost separately
 
 
 class LocalWorker(Worker):  # type: ignore[misc]
-    """A worker of a local cluster. It only passes messages to its training processes, which have these variables and
-    see one device each, and so needs no process itself. Without a fork server they are spawned."""
+    """A worker of a local cluster. It only passes messages to its training process, and so needs no process itself.
+
+    Args:
+        variables: environment variables of its training processes, which see one device each.
+        fork_server: starts them; without one they are spawned.
+    """
 
     def __init__(
         self, *arguments: Any, variables: Mapping[str, str], fork_server: ForkServer | None, **options: Any

@@ -26,7 +26,8 @@ class Meeting:
             self._address.set_result(address)
 
     async def call(self, address: str, timeout: float) -> bool:
-        """Announce where the gang meets; return whether the worker joins: not while another run trains."""
+        """Announce where the gang meets; return whether the worker joins. It does not join while the task of another
+        run occupies it."""
         self.announce(address)
         try:
             await asyncio.wait_for(self._has_come.wait(), timeout)

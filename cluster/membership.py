@@ -18,8 +18,13 @@ logger = logging.getLogger("hpstage")
 
 
 class Membership:
-    """Reports workers that join and leave to the inbox. Thread-safe. ``lost`` is called with the chains that are lost
-    with a worker, after it has left; ``joined``, once a worker has joined."""
+    """Reports workers that join and leave to the inbox. Thread-safe.
+
+    Args:
+        inbox: of the driver.
+        lost: called with the chains that are lost with a worker, after it has left.
+        joined: called once a worker has joined.
+    """
 
     def __init__(self, inbox: Inbox, lost: Callable[[list[ChainId]], None], joined: Callable[[], None]) -> None:
         self._inbox = inbox
@@ -38,8 +43,10 @@ class Membership:
         """Admit the first workers; return the environment that they share, and the most slots that one has.
 
         Args:
+            found: the workers that described themselves.
             gpus: the least number of workers that must have a GPU.
             loaded: versions of code and packages that the driver has loaded.
+            devices: on which the search trains.
 
         Raises:
             ClusterError: there are none, or they differ, or none has such a device, or their training processes are

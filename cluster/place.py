@@ -14,7 +14,8 @@ from hpstage.errors import UsageError
 
 @runtime_checkable
 class Cluster(Protocol):
-    """The interface of Dask's clusters, and of dask-gateway's, which is no subclass. Some have ``security``, too."""
+    """The interface of Dask's clusters. dask-gateway's cluster also has it, without being a subclass. Some clusters
+    have ``security``, too."""
 
     scheduler_address: str | None
     status: object
@@ -22,8 +23,15 @@ class Cluster(Protocol):
 
 
 class Place:
-    """A given cluster, or a client of it, neither of which is modified or closed, or a local cluster that :meth:`open`
-    starts. Raises :class:`UsageError` if one of the local cluster's sizes was given with a cluster."""
+    """A given cluster, or a local cluster that :meth:`open` starts.
+
+    Args:
+        given: a cluster, or a client of it; neither is modified or closed.
+        n_workers, gpus, workers_per_gpu: sizes of the local cluster, as for :func:`local_cluster`.
+
+    Raises:
+        UsageError: a size was given with a cluster.
+    """
 
     def __init__(
         self, given: Client | Cluster | None, n_workers: int | None, gpus: int | None, workers_per_gpu: int | None

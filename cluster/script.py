@@ -26,8 +26,11 @@ def this_script() -> dict[str, str]:
 
 
 def import_script(script: dict[str, str]) -> None:
-    """Import a script as the main module of this process; its ``__name__`` is not ``"__main__"``. Raises ``SystemExit``
-    if the script reached the start of the search, or exits with a nonzero status."""
+    """Import a script as the main module of this process; its ``__name__`` is not ``"__main__"``.
+
+    Raises:
+        SystemExit: the script reached the start of the search, or exits with a nonzero status.
+    """
     process: Any = multiprocessing.current_process()
     process._inheriting = True  # as in any process of multiprocessing while it does this
     try:

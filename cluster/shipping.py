@@ -87,8 +87,11 @@ class _Shipped:
 
 
 def _unpacked(trainable: object, settings: Mapping[str, Any], patched: Mapping[str, str]) -> object:
-    """Apply the settings of the process that packed the trainable; return the trainable. Raises :class:`UsageError` if
-    a setting cannot be applied, or libraries were patched there, and not here."""
+    """Apply the settings of the process that packed the trainable; return the trainable.
+
+    Raises:
+        UsageError: a setting cannot be applied, or libraries were patched there, and not here.
+    """
     try:
         write_all(settings)
     except RuntimeError as error:

@@ -33,6 +33,7 @@ class Supervisor:
     The first SIGTERM or SIGINT is forwarded as SIGTERM, for an orderly end; the second kills.
 
     Args:
+        children: the processes to run.
         ready: returns when a process may be started; called before each start, never concurrently.
         log: called with a line for the user.
     """

@@ -90,8 +90,13 @@ _ORPHANED = 1
 
 
 def main(channel: int, parent: int, worker: str) -> None:
-    """Serve the Dask worker's requests, until it sends Finish or is gone. ``channel``: this process's end of a socket;
-    ``parent``: the worker's process id; ``worker``: its address, for reports."""
+    """Serve the Dask worker's requests, until it sends Finish or is gone.
+
+    Args:
+        channel: file descriptor of this process's end of a socket.
+        parent: process id of the worker.
+        worker: address of the worker, for reports.
+    """
     die_with(parent)
     faulthandler.enable()
     _leave_signals_to_the_worker()

@@ -34,8 +34,13 @@ class Watched(Protocol):
 
 
 class Watch:
-    """Pings a process, and ends it if it has not answered for too long. ``training`` returns whether it should be
-    training at this moment; ``warn`` is called with a clause for the user of which it is the subject."""
+    """Pings a process, and ends it if it has not answered for too long.
+
+    Args:
+        limit: seconds after which a process that neither answers nor computes is ended.
+        training: returns whether the process should be training at this moment.
+        warn: called with a clause for the user that describes the process, which is its subject.
+    """
 
     def __init__(
         self, process: Watched, limit: float, training: Callable[[], bool], warn: Callable[[str], None]

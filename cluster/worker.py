@@ -25,6 +25,8 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
     """Distributes a run's trainable to all workers, including those that join later.
 
     Args:
+        run: id of the run.
+        trainable: the user's trainable, cloudpickled.
         driver: host and process id of the driver. Signals to its process group (Ctrl-C on its terminal, ``timeout``)
             must reach only the driver, not the workers that it has started.
         script: the driver's script, for training processes of the workers that it has started.

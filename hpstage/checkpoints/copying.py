@@ -10,8 +10,11 @@ from hpstage.plan.facts import StateKey
 
 def copy_checkpoint(key: StateKey, source: CheckpointStore, target: CheckpointStore) -> bool:
     """Copy a checkpoint, unless the target has it; return whether it was copied. Every byte there has been read then.
-    Raises :class:`CheckpointMissing` or :class:`CheckpointCorrupt` if the source does not have it whole, and
-    :class:`UsageError` if the target has another state of the same key."""
+
+    Raises:
+        CheckpointMissing, CheckpointCorrupt: the source does not have it, or not whole.
+        UsageError: the target has another state of the same key.
+    """
     manifest = source.manifest(key)
     found = _digest(key, target)
     if found is None:
@@ -26,8 +29,11 @@ def copy_checkpoint(key: StateKey, source: CheckpointStore, target: CheckpointSt
 
 def copy_log(key: StateKey, source: CheckpointStore, target: CheckpointStore) -> bool:
     """Copy the log of the steps before a state, unless the target has it; return whether it has it then: some stores
-    have no logs. Raises :class:`CheckpointMissing` or :class:`CheckpointCorrupt` if the source does not have it
-    whole."""
+    have no logs.
+
+    Raises:
+        CheckpointMissing, CheckpointCorrupt: the source does not have it, or not whole.
+    """
     log = _bytes(key, source.load_log(key))
     if _log(key, target) != log:
         target.save_log(key, source.load_log(key))

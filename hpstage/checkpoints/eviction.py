@@ -50,8 +50,12 @@ class _Removal(NamedTuple):
 
 
 class Eviction:
-    """Removes checkpoints that are not needed. ``budget``: the maximum bytes of all; ``None``: only the disk limits
-    them."""
+    """Removes checkpoints that are not needed.
+
+    Args:
+        checkpoints: the store from which they are removed.
+        budget: maximum total bytes of all checkpoints; ``None``: limited by the disk only.
+    """
 
     def __init__(self, checkpoints: CheckpointStore, budget: int | None = None, *, batch: int = _BATCH) -> None:
         self._checkpoints = checkpoints
@@ -88,7 +92,9 @@ class Eviction:
 
     def make_room(self, log: Log, chains: Iterable[ChainId]) -> bool:
         """Remove checkpoints that are not needed, up to half of all bytes, after the given chains found the disk full.
-        Return whether there is more room now than when they failed."""
+
+        Returns whether there is more room now than when they failed.
+        """
         if self._excused.issuperset(chains):
             return True  # they were already running when room was made
         before = self.removed
@@ -107,7 +113,8 @@ class Eviction:
         self.finish(log)
 
     def evict(self, log: Log, budget: int, why: str, *, for_forks: bool = True) -> EvictionPlan:
-        """Evict so that at most ``budget`` bytes are left; with ``for_forks``, none that is kept for trials to come."""
+        """Evict checkpoints so that the rest takes at most ``budget`` bytes; with ``for_forks``, none that is kept for
+        trials to come."""
         plan = log.plan
         while True:
             decision = choose_evictions(kept_states(plan, for_forks=for_forks), budget)

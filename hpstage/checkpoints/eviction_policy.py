@@ -110,7 +110,8 @@ class _Stored:
 def _greedy(
     states: list[KeptState], anchors: list[int], depths: list[float], stored: _Stored, budget: int
 ) -> list[int]:
-    """Remove states from what is stored until that is at most ``budget`` or all are needed; return them in order."""
+    """Remove states from what is stored until that takes at most ``budget`` bytes or only needed ones are left; return
+    them in order."""
     hanging = [1] * len(states) + [0]  # states retrained if this one is evicted: itself, and those evicted below it
     gone = [False] * len(hanging)
 

@@ -335,8 +335,12 @@ class _Reader(io.BufferedReader):
 
 
 def _opened(path: Path) -> _Reader:
-    """Open a regular file: reading a pipe would block forever, and a device has no end. Raises ``OSError``, and
-    :class:`CheckpointCorrupt` if it is none."""
+    """Open a file for reading.
+
+    Raises:
+        OSError: it cannot be opened.
+        CheckpointCorrupt: it is not a regular file: reading a pipe would block forever, and a device has no end.
+    """
     try:
         # Which waits for no writer of a pipe.
         opened = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))

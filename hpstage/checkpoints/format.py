@@ -72,7 +72,8 @@ class Source(Protocol):
 
 
 class Place(Protocol):
-    """The location of a checkpoint's files. Methods raise ``OSError``; ``FileNotFoundError`` if a file is missing."""
+    """The location of a checkpoint's files. All methods raise ``OSError``; ``FileNotFoundError`` if a file is
+    missing."""
 
     def where(self, name: str) -> str:
         """Return a description of the file for messages."""

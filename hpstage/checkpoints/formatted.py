@@ -82,7 +82,8 @@ class FormattedCheckpoints(CheckpointStore):
             self._sharing.hold(dict(zip(names, flat.values, strict=True)))
 
     def _divide(self, key: StateKey, flat: FlatState) -> Division | None:
-        """Store leaves that an earlier state also had in a part, unless they are in one; return each leaf's part."""
+        """Store leaves that an earlier state also had in a part, unless they are in one. Return the part of each
+        leaf."""
         if not is_divisible(flat):
             return None
         contents = contents_of(flat)
@@ -130,7 +131,8 @@ class FormattedCheckpoints(CheckpointStore):
         return self._sought(read)
 
     def _read_part(self, key: StateKey, part: StateKey, names: Collection[str]) -> Mapping[str, Any]:
-        """Return the named values of a part for the state ``key``, or all, if this process does not hold these."""
+        """Return the named values of a part for the state ``key``, or all of them if this process does not hold
+        these."""
         if (held := self._sharing.held(names)) is not None:
             return held
         with self._needed(key, part):
@@ -314,7 +316,8 @@ class FormattedCheckpoints(CheckpointStore):
 
     @abstractmethod
     def _read_file(self, path: str) -> bytes:
-        """Return the content of a file of the store. Raises ``OSError``; ``FileNotFoundError`` if it is missing."""
+        """Return the content of a file of the store. Raises ``OSError``; ``FileNotFoundError`` if the file is
+        missing."""
 
     @abstractmethod
     def _present(self, key: StateKey, manifest: Manifest | None = None) -> AbstractContextManager[None]:
@@ -334,7 +337,8 @@ def log_path(key: StateKey) -> str:
 
 
 def kind_of(error: OSError, text: str = "") -> type[CheckpointError]:
-    """Return :class:`CheckpointFull` or :class:`CheckpointUnreachable`. ``text``: the message of the driver."""
+    """Return :class:`CheckpointFull` or :class:`CheckpointUnreachable`. ``text``: the message of the storage's
+    driver."""
     if error.errno in _NO_ROOM or (error.errno is None and _NO_ROOM_TEXT.search(text)):
         return CheckpointFull
     return CheckpointUnreachable

@@ -29,7 +29,8 @@ def is_array(value: object) -> bool:
 
 
 def split(value: Any) -> tuple[Described, Any] | str:
-    """Return what an array is, and its bytes in a NumPy array that may share its memory, or why it cannot be kept."""
+    """Return what an array is, and its bytes in a NumPy array (that may share its memory), or the reason why it cannot
+    be captured."""
     import jax
     import numpy
 
@@ -50,8 +51,11 @@ def split(value: Any) -> tuple[Described, Any] | str:
 
 
 def join(what: Described, array: Any) -> Any:
-    """Return the array of JAX that :func:`split` has split; it has memory of its own. Raises ``ValueError`` if there is
-    none, or none in this process, as with 64 bits where JAX has 32."""
+    """Return the array of JAX that :func:`split` has split; it has memory of its own.
+
+    Raises:
+        ValueError: there is no such array, or none in this process, as with 64 bits where JAX has 32.
+    """
     import jax
     import numpy
 

@@ -33,7 +33,8 @@ def is_lazy(tensor: Any) -> bool:
 
 
 def allow_copies(value: Any) -> bool:
-    """Allow lazy copies of a value, if it is a tensor whose memory nobody else may have; return whether they are."""
+    """Allow lazy copies of a value, if it is a tensor whose memory nobody else may have. Return whether they are
+    allowed."""
     if not _has_one_user(value):
         return False
     if is_lazy(value):

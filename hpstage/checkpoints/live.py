@@ -123,8 +123,11 @@ class LiveCache:
         self._lock = threading.Lock()
 
     def put(self, key: StateKey, state: object) -> None:
-        """Keep a deep copy of ``state``, unless it is larger than the budget. A key that is already kept is only marked
-        as used: equal keys mean equal states. Raises :class:`StateError`."""
+        """Keep a deep copy of ``state``, unless it is larger than the budget.
+
+        A key that is already kept is only marked as used: equal keys mean equal states. Raises
+        :class:`StateError`.
+        """
         with self._lock:
             if self._find(key) is not None:
                 return

@@ -17,7 +17,12 @@ _decode = msgspec.msgpack.Decoder(dict[str, bytes]).decode
 
 
 class PackedPlace:
-    """The place of a checkpoint's files in memory. ``location``: that of the entry, for messages."""
+    """The place of a checkpoint's files in memory.
+
+    Args:
+        location: of the entry, for messages.
+        content: of the entry; files may be added.
+    """
 
     def __init__(self, location: str, content: Mapping[str, bytes] = {}) -> None:
         self._location = location

@@ -175,7 +175,11 @@ class Packs:
 
     def compact(self, is_abandoned: Callable[[Path], bool]) -> None:
         """Compact packs that consist mostly of deleted entries, and merge small packs if many dead writers have left
-        some. ``is_abandoned``: whether a pack was not written to for so long that its writer must be dead."""
+        some.
+
+        Args:
+            is_abandoned: whether a pack was not written to for so long that its writer must be dead.
+        """
         with self._lock:
             self._packs.clear()
             self._refresh()
@@ -233,7 +237,8 @@ class Packs:
         return None
 
     def _tidy(self) -> None:
-        """Compact this process's pack if others have deleted most of it: checked whenever its size has doubled."""
+        """Compact this process's pack if others have deleted most of it. It is checked whenever its size has
+        doubled."""
         if self._own is None or (size := _size(self._folder / self._own)) < self._look_at:
             return
         self._look_at = 2 * size

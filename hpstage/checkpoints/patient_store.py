@@ -40,7 +40,8 @@ class PatientStore:
         self._giving_up: Callable[[], bool] = lambda: False
 
     def enter(self, giving_up: Callable[[], bool]) -> None:
-        """Start a chain: check once that the place is the driver's. ``giving_up``: whether it is to stop waiting."""
+        """Start a chain: check once that the place is the driver's. ``giving_up``: whether the chain is to stop
+        waiting."""
         self._giving_up = giving_up
         if self._proven:
             return

@@ -10,7 +10,10 @@ import xxhash
 
 
 def is_alive(pid: int, start: str = "") -> bool:
-    """Whether a process of this id exists that started at ``start``, if given. It counts until it was waited for."""
+    """Whether a process of this id exists that started at ``start``, if given.
+
+    A process that has ended but was not waited for still counts.
+    """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -21,8 +24,10 @@ def is_alive(pid: int, start: str = "") -> bool:
 
 
 def start_of(pid: int) -> str:
-    """Return when a process started, on the clock of the host's boot, which distinguishes processes that reuse an id.
-    Empty if the system does not provide it."""
+    """Return when a process started, on the clock of the host's boot. It distinguishes processes that reuse an id.
+
+    Empty if the system does not provide it.
+    """
     try:
         # The name, in parentheses, may contain anything.
         return Path(f"/proc/{pid}/stat").read_text(errors="surrogateescape").rpartition(")")[2].split()[19]

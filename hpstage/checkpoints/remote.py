@@ -155,7 +155,8 @@ class Remote:
             self.attempt(lambda: files.rm_file(full))
 
     def sizes(self, folder: str = "") -> dict[str, int]:
-        """Return the bytes of each file below the URL, or a folder there, by path in it; none if it is missing."""
+        """Return the bytes of each file below the URL, or a folder there, by path in it; empty if the bucket or folder
+        does not exist."""
         files, root = self._at(folder) if folder else self._open()
         try:
             found = self.attempt(lambda: files.find(root, detail=True))
@@ -223,7 +224,8 @@ class Remote:
         return files, f"{root.rstrip('/')}/{path}"
 
     def _open(self) -> tuple[Any, str]:
-        """Return the driver, one per process since connections do not survive a fork, and the root's path in it."""
+        """Return the driver, created once per process (connections do not survive a fork), and the root's path in
+        it."""
         if self._opened is None or self._opened[0] != os.getpid():
             files, root = _driver(self._url, self._options, self.redacted)
             self._opened = (os.getpid(), files, root)

@@ -32,7 +32,12 @@ BEFORE_TRAINING = StateKey(".")
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """The leaves of a state as they are stored: each in the state's own files, or in a part."""
+    """The leaves of a state as they are stored: each in the state's own files, or in a part.
+
+    Args:
+        contents: the xxh3_128 of each leaf's bytes.
+        parts: the part of each leaf that is in one, by the leaf's number.
+    """
 
     contents: tuple[str, ...]  # the xxh3_128 of each leaf's bytes
     parts: Mapping[int, Part]  # of each leaf that is in one, by its number

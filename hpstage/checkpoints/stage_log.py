@@ -60,8 +60,12 @@ def encode(log: StageLog, key: StateKey, workload: str) -> bytes:
 
 
 def decode(content: bytes, key: StateKey, workload: str, where: str) -> StageLog:
-    """Decode a file. Raises :class:`CheckpointCorrupt` if it is damaged or of another state, and
-    :class:`CheckpointForeign` if it is of another workload."""
+    """Decode a file.
+
+    Raises:
+        CheckpointCorrupt: it is damaged, or of another state.
+        CheckpointForeign: it is of another workload.
+    """
     try:
         sealed = _decode_sealed(content)
         if sealed.format != FORMAT:

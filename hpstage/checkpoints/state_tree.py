@@ -47,8 +47,12 @@ class FlatState:
         return sum(leaf.nbytes for leaf in self.leaves) + len(msgspec.json.encode(self.tree))
 
     def copy(self, into: Room | None = None, known: Mapping[int, Any] = NOTHING) -> FlatState:
-        """Return a deep copy, still flat; in the memory ``into``, which then belongs to it, if that was made for such
-        states. ``known``: by number, values with the same bytes that nobody modifies, which are used as they are."""
+        """Return a deep copy, still flat.
+
+        Args:
+            into: memory that was made for such states, and then belongs to the copy.
+            known: by number, values with the same bytes that nobody modifies, which are used as they are.
+        """
         rooms = [None] * len(self.leaves) if into is None or into.leaves != self.leaves else into.values
         parts = zip(self.leaves, self.values, rooms, strict=True)
         values = [known[index] if index in known else leaves.copy(*part) for index, part in enumerate(parts)]
@@ -88,7 +92,11 @@ def flatten(state: object) -> FlatState:
 
 
 def unflatten(tree: Node, values: Sequence[Any], join: Callable[[Any, Any], Any] = jax_arrays.join) -> object:
-    """Rebuild a state; some error for an invalid structure. ``join`` makes an array of JAX of its kind and bytes."""
+    """Rebuild a state; some error for an invalid structure.
+
+    Args:
+        join: makes an array of JAX of what it is and its bytes.
+    """
     if not isinstance(tree, list):
         if isinstance(tree, (dict, float)):
             raise ValueError(f"{type(tree).__name__} in the structure")

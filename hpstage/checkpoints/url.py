@@ -260,7 +260,8 @@ class UrlPlace:
             raise
 
     def manifest(self) -> bytes:
-        """Read the manifest. It may be incomplete where files are not written atomically, and no valid JSON."""
+        """Read the manifest. On file systems that do not write files atomically it may be incomplete, and then is not
+        valid JSON."""
         for pause in _LOOKS:
             time.sleep(pause)
             content = self._remote.read(f"{self.path}/{files.MANIFEST}")

@@ -18,8 +18,13 @@ _SOURCES = {
 
 
 def difference(facts: Iterable[Fact], again: StateReached, names: Sequence[str]) -> StateDiffers:
-    """Return the fact that a retrained state differs from the first one kept. ``names``: those of its leaves, if
-    known."""
+    """Return the fact that a retrained state differs from the first one kept.
+
+    Args:
+        facts: the journal.
+        again: how the state was reached now.
+        names: the names of its leaves, if known.
+    """
     first = _first_kept(facts, again.node, again.step)
     assert first.kept is not None
     assert again.kept is not None
@@ -28,7 +33,12 @@ def difference(facts: Iterable[Fact], again: StateReached, names: Sequence[str])
 
 
 def audited_difference(facts: Iterable[Fact], audit: Audit, report: AuditEnded) -> StateDiffers:
-    """Return the fact that a state differs that an audit has trained again."""
+    """Return the fact that a state differs that an audit has trained again.
+
+    Args:
+        facts: the journal.
+        report: the end of the audit.
+    """
     segment = audit.segment
     step = segment.stop if report.step is None else report.step
     node = next(stage.node for stage in segment.stages if step <= stage.stop)

@@ -256,9 +256,15 @@ class Driver:
         self.scheduler.draining = self.scheduler.leaving = False
 
     def audit_rest(self, seconds: float, waiting: Callable[[], bool]) -> None:
-        """Audit a segment of each regime that was not audited in idle time, now that everything is trained, for at most
-        so many seconds; what still runs then is ended. ``waiting`` is called now and then; false: the caller does not
-        wait any longer. Raises :class:`StateError` if an audit has found a difference."""
+        """Audit a segment of each regime that was not audited in idle time, now that everything is trained.
+
+        Args:
+            seconds: for how long at most. What still runs then is ended.
+            waiting: called now and then; false: the caller does not wait any longer.
+
+        Raises:
+            StateError: an audit has found a difference.
+        """
         audits, clock = self.scheduler.audits, self.executor.clock
         if audits is None:
             return

@@ -39,7 +39,10 @@ class DriverLeases:
         self, study: str, identity: str, pool: str, checkpoints: str, others: Sequence[DriverJoined]
     ) -> DriverJoined:
         """Acquire the leases of this driver and of the study; return the fact that announces this driver to others.
-        Raises :class:`UsageError` if another process drives the study."""
+
+        Raises:
+            UsageError: another process drives the study.
+        """
         name = f"study/{identity}"
         self._free(name, others)
         began = time.monotonic()

@@ -26,8 +26,11 @@ _UNLESS = "If training does not depend on it, name it in `stateless`"
 
 
 def check_inputs(plan: SearchPlan, executor: Executor) -> None:
-    """Compare a plan's inputs with what they are now where the executor trains. Raises :class:`StoreError` for a
-    change."""
+    """Compare the inputs of a plan with what they are now where the executor trains.
+
+    Raises:
+        StoreError: one has changed since it was read.
+    """
     changed = _changed(plan, executor.look_at(tuple(plan.inputs))) if plan.inputs else []
     if changed:
         raise StoreError(
@@ -38,7 +41,10 @@ def check_inputs(plan: SearchPlan, executor: Executor) -> None:
 
 def notices(plan: SearchPlan, reports: Iterable[Report]) -> list[str]:
     """Compare the inputs that workers have read with those of earlier training. Return warnings that name the new ones.
-    Raises :class:`StoreError` if contents differ."""
+
+    Raises:
+        StoreError: the contents differ.
+    """
     known, found = {*plan.inputs}, []
     for report in reports:
         if not isinstance(report, InputsRead):

@@ -90,8 +90,13 @@ def open_places(
 def made_with(
     store: str | os.PathLike[str] | Journal | None, name: str, workloads: Mapping[str, StateKey]
 ) -> str | None:
-    """Return the workload, of several by the name to return, that the plan in a store is for; ``None`` if there is no
-    plan, or it is for another. If there are plans of several, the first counts. Nothing is made there."""
+    """Return the workload, of several, that the plan in a store is for; ``None`` if there is no plan, or it is for
+    another.
+
+    Args:
+        store, name: as for :func:`open_places`. Nothing is made there.
+        workloads: keys by the name to return. If there are plans of several, the first counts.
+    """
     for chosen, workload in workloads.items():
         header = header_in(store, name, workload)
         if header is not None and header.workload == workload:
@@ -100,8 +105,10 @@ def made_with(
 
 
 def header_in(store: str | os.PathLike[str] | Journal | None, name: str, workload: StateKey) -> PlanCreated | None:
-    """Return the first event of the plan that :func:`open_places` would open, where nothing is made; ``None`` if there
-    is none."""
+    """Return the first event of the plan that :func:`open_places` would open; ``None`` if there is none.
+
+    Nothing is made there.
+    """
     with ExitStack() as closing:
         journal = store if isinstance(store, Journal) else find_journal(store, name, workload, closing)
         return read_header(journal) if journal is not None and len(journal) else None

@@ -31,6 +31,9 @@ class Bundle:
     """Runs chains side by side, each in its own slot. Chains join and leave at any time, and synchronize at each step.
 
     Args:
+        trainable: the trainable. It has a single slot, unless it is :class:`~hpstage.trainable.Bundling`.
+        worker: the worker's name in reports.
+        host: address at which other workers reach this one's host.
         on_report: receives, in another thread, reports that had to wait until a state was written. If given, states are
             written while training continues, if the store allows that. Otherwise training waits for each state.
         untrained: a fork of this process that was made before training; used only if there is a single slot.
@@ -92,7 +95,8 @@ class Bundle:
         return next((control for its, _, control in self._running.values() if its.id == chain), None)
 
     def expect(self, keys: Sequence[StateKey]) -> None:
-        """Fetch these states while training continues, soonest first. May be called by any thread."""
+        """Fetch these states while training continues, soonest first, since chains are expected to start from them. May
+        be called by any thread."""
         self._fetcher.expect(keys)
 
     def pause(self) -> None:
@@ -135,7 +139,11 @@ class Bundle:
         return measures and widening.took(bundling.seconds() - start, [*widths.values()])
 
     def _shared(self, whole: float, widths: Mapping[WorkerId, int]) -> dict[WorkerId, Took]:
-        """Divide the seconds of a step among its chains; ``widths``: with how many each was stacked, itself too."""
+        """Divide the seconds of a step among the chains that were trained.
+
+        Args:
+            widths: for each chain, the number of chains with which it was stacked, itself included.
+        """
         times = self._widening.times
         # Of each in seconds as measured before, which are others now, but in proportion.
         measured = {worker: times.of(width) / width for worker, width in widths.items()}

@@ -37,7 +37,8 @@ class Control:
         self.called = True
 
     def take(self) -> list[Amendment]:
-        """Return the amendments since the last call, in order. Read other requests afterwards, lest one is missed."""
+        """Return the amendments since the last call, in order. Read other requests afterwards, so that none is
+        missed."""
         with self._lock:
             self.called = False  # first, so that a later call is not lost
             taken = list(self._amendments)

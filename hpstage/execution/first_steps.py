@@ -112,7 +112,8 @@ class FirstSteps:
         return self._rates_are_zero and all(map(math.isnan, rates))
 
     def _judge(self, flight: Flight) -> None:
-        """Decide whether anything was learned, except during a warm-up at 0, or while gradients may accumulate."""
+        """Decide whether anything was learned. Postpone this during a warm-up at 0, or while gradients may
+        accumulate."""
         assert self._optimizers is not None
         step = flight.step
         if self._rates_are_zero:

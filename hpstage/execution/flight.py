@@ -138,7 +138,8 @@ class Flight:
         self.source, self.load_seconds = None, 0.0
 
     def begin_step(self) -> None:
-        """Set the chain's own boundary after the next step, if due, and note whether the state there is announced."""
+        """Set a boundary at the end of the next step if the chain itself has to, and note whether the state there is
+        to be announced."""
         step, course, chain = self.step + 1, self.course, self.chain
         due = course.keeps(step)
         if chain.keep_seconds is not None:

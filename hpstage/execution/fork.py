@@ -55,8 +55,14 @@ def obstacle(trainable: object = None) -> str:
 
 
 class Fork:
-    """A fork that does ``work`` and returns its answer while this process continues. It ends when the thread that
-    created it ends. Raises ``OSError``: the system allows no more processes, or shared memory cannot be copied."""
+    """A fork that works while this process continues. It ends when the thread that created it ends.
+
+    Args:
+        work: runs in the fork; returns the answer for this process.
+
+    Raises:
+        OSError: the system allows no more processes, or shared memory cannot be copied.
+    """
 
     def __init__(self, work: Callable[[], bytes]) -> None:
         self._channel, theirs = os.pipe()
@@ -78,8 +84,11 @@ class Fork:
         self._status: int | None = None
 
     def wait(self, timeout: float = 0.0) -> bytes | None:
-        """Return the answer, or ``None`` if there is none within ``timeout`` seconds. Raises ``ChildProcessError`` if
-        the fork has ended without one."""
+        """Return the answer, or ``None`` if there is none within ``timeout`` seconds.
+
+        Raises:
+            ChildProcessError: the fork has ended without an answer.
+        """
         deadline = time.monotonic() + timeout
         while self._status is None:
             if not select.select([self._channel], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -152,7 +161,11 @@ def _forked(work: Callable[[], object], channel: int, copied: int) -> int:
 
 
 def _wait_for_copy(pid: int, copied: int) -> None:
-    """Wait until the fork has its own copy of shared memory. Nothing may write to that memory until then."""
+    """Wait until the fork has its own copy of shared memory. Nothing may write to that memory until then.
+
+    Raises:
+        OSError: the memory cannot be copied, or the fork has ended.
+    """
     poll = select.poll()
     poll.register(copied, select.POLLIN)
     try:

@@ -22,7 +22,10 @@ GATHER_SECONDS = 120.0
 
 def gather(trainable: Trainable, chain: Chain, host: str, control: Control) -> Generator[Gathering, float | None, None]:
     """Form the gang of a chain, if it has one, with the trainable at its source: the executor has to call the others.
-    Raises :class:`GangApart` if they did not come, or the chain was stopped before they had."""
+
+    Raises:
+        GangApart: they did not come, or the chain was stopped before they had.
+    """
     if chain.gang:
         elastic = _elastic(trainable, chain)
         yield Gathering(chain.id, elastic.open_gang(host))
@@ -32,7 +35,12 @@ def gather(trainable: Trainable, chain: Chain, host: str, control: Control) -> G
 
 def follow(trainable: Trainable, chain: Chain, address: str, rank: int) -> StateKey | None:
     """Train a chain with the worker that leads it, with the trainable at its source; return the key of the state that
-    it has reached, if that was saved. Raises :class:`GangApart` and :class:`GangLost`."""
+    it has reached, if that was saved.
+
+    Raises:
+        GangApart: the leader cannot be reached.
+        GangLost: a worker of the gang is gone.
+    """
     word = _elastic(trainable, chain).follow(address, rank, 1 + len(chain.gang), GATHER_SECONDS)
     return StateKey(word) if word else None
 

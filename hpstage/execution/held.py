@@ -152,7 +152,8 @@ def _is_not_of_user(thread: threading.Thread) -> bool:
 
 
 def has_own_work(threads: Iterable[threading.Thread]) -> bool:
-    """Return whether a step may wait for one of these threads: of a pool that user code gives work, or running such."""
+    """Return whether a training step may wait for one of these threads: one in a pool that user code submits work to,
+    or one that runs user code."""
     pools: Any = concurrent.futures.thread._threads_queues
     pooled = {id(reference()) for reference in pools.keyrefs()}
     dummies: Any = sys.modules.get("multiprocessing.dummy")

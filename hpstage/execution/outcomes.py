@@ -45,7 +45,8 @@ def outcome_of(error: Exception) -> Literal["complete", "pruned"] | None:
 
 
 def missing_hyperparameter(error: BaseException, values: Mapping[str, object]) -> str | None:
-    """Return a hint if the user's code looked up a name that is no hyperparameter; ``None`` for other errors."""
+    """Return a hint if the code looked up a name that is not a hyperparameter; ``None`` for other errors, such as a
+    library's for one of its own names."""
     match error:
         case KeyError(args=[str(name)]) if name not in values and _is_raised_by_user(error):
             has = ", ".join(map(repr, sorted(values))) or "none"
@@ -60,7 +61,11 @@ def _is_raised_by_user(error: BaseException) -> bool:
 
 def failure_of(error: BaseException, within: str, values: Mapping[str, object]) -> UserFailure:
     """Convert an exception to text. Its traceback begins with the first frame of the user's code or, where there is
-    none, after those of the file ``within``. ``values``: the hyperparameters of training."""
+    none, after those of the file ``within``.
+
+    Args:
+        values: the hyperparameters of training.
+    """
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == within:
         frames = frames.tb_next

@@ -31,8 +31,12 @@ class Position:
     def go_to(
         self, source: StateKey | None, initial: Mapping[str, Scalar]
     ) -> Literal["fresh", "continued", "live", "disk"]:
-        """Bring the trainable to a saved state or to the start of training; return how. Raises :class:`CheckpointError`
-        if the state cannot be loaded, and :class:`StateError`, which names it, if it is none of this trainable's."""
+        """Bring the trainable to a saved state or to the start of training; return how.
+
+        Raises:
+            CheckpointError: the state cannot be loaded.
+            StateError: it is none of this trainable's. The message names it.
+        """
         if source is not None and self.key == source:
             return "continued"
         self.key = None
@@ -55,7 +59,8 @@ class Position:
         return "live" if found else "disk"
 
     def _meet(self) -> None:
-        """Pass this process's first state to the store, so that tensors that no training changes are stored once."""
+        """Pass the first state of this process to the store before its first step, so that tensors that training does
+        not change are stored once."""
         if self._met:
             return
         self._met = True

@@ -80,7 +80,12 @@ def release_streams() -> None:
 
 
 class _Write:
-    """Writes by the stream's own method, which may have been an attribute (``was_own``), and to the recorder."""
+    """Writes to the stream and to the recorder.
+
+    Args:
+        write: the stream's original method.
+        was_own: whether that was an attribute of the stream instead of its class.
+    """
 
     def __init__(self, write: Any, was_own: bool) -> None:
         self.write, self.was_own = write, was_own

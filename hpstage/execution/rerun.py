@@ -44,7 +44,13 @@ _TO = StateKey("1" * 32)
 
 
 class Reruns:
-    """Retrains parts of the chains of one trainable, in ``untrained``. Once closed, with that, it does nothing."""
+    """Retrains parts of the chains of one trainable. Once closed, it does nothing.
+
+    Args:
+        untrained: a fork of this process that was made before training; it is closed with this object.
+        checkpoints: the checkpoint store.
+        load: returns one of its states, or one that is only in memory.
+    """
 
     def __init__(
         self,
@@ -160,7 +166,11 @@ class Reruns:
             self._fork = boundary
 
     def begin(self, flight: Flight, metrics: Metrics | None) -> None:
-        """Start retraining the end of the chain, if it is one of those to retrain. ``metrics``: those at its end."""
+        """Start retraining the end of the chain, if it is one of the chains to retrain.
+
+        Args:
+            metrics: the metrics at its current step, which is its last.
+        """
         if self._flight is not flight:
             return
         self._flight = None
@@ -169,7 +179,8 @@ class Reruns:
         self._leave()
 
     def _add(self, flight: Flight, metrics: Metrics | None, *, fork: Boundary | None, at_end: bool = False) -> None:
-        """Queue the steps since a fork for retraining and, at the chain's end, those since the state that was taken."""
+        """Queue the steps since a fork for retraining and, at the end of the chain, those since the state that was
+        taken."""
         began = time.perf_counter()
         begin = flight.chain.stages[0].start
         within = at_end and flight.step - begin <= self._most()  # all of its steps
@@ -227,7 +238,8 @@ class Reruns:
         )
 
     def ended(self, flight: Flight, *, at_end: bool) -> ForkVerified | None:
-        """Return the difference that retraining has found, if any. At a chain's end, wait for its own for a while."""
+        """Return the difference that retraining has found, if retraining has finished. At the end of a chain, wait for
+        its own retraining for a while."""
         if not self._queue:
             return None
         began = time.perf_counter()

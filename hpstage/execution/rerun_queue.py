@@ -135,7 +135,11 @@ class RerunQueue:
 
     def advance(self, timeout: float = 0.0, *, settled: bool = False) -> ForkVerified | None:
         """Start queued segments, and wait up to so many seconds for results. Return the difference that was found,
-        once. ``settled``: all states are written, so that one that cannot be loaded was evicted."""
+        once.
+
+        Args:
+            settled: all states are written, so that a state that cannot be loaded now was evicted.
+        """
         deadline = time.perf_counter() + timeout
         try:
             while self._found is None and (self._running or self._begin_next(settled)):

@@ -51,9 +51,16 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Retrained(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of training a segment again: the steps trained, how many states and metrics were compared, the first
-    difference, if any, and why it did not finish, if it did not. ``digests``: of these states as they are now, by
-    step."""
+    """The outcome of training a segment again.
+
+    Attributes:
+        steps: number of steps trained.
+        states: number of states compared.
+        metrics: number of metrics compared.
+        apart: the first difference, if there is any.
+        problem: why it did not finish, if it did not.
+        digests: of the compared states, as they are now, by step.
+    """
 
     steps: int
     seconds: float
@@ -69,7 +76,11 @@ class Retrained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loop:
-    """Trains one trainable, step by step, as a worker trains chains. ``trained``: how many so far, from step 0."""
+    """Trains one trainable, step by step, as a worker trains chains.
+
+    Attributes:
+        trained: number of steps trained so far, counted from the start of training.
+    """
 
     def __init__(self, trainable: Trainable) -> None:
         self._trainable = trainable
@@ -84,8 +95,12 @@ class Loop:
             self._trainable.load_state_dict(state)
 
     def steps(self, stop: int, values: Values, reported: Collection[int]) -> Iterator[int]:
-        """Train up to ``stop`` steps, and yield after each how many are trained. ``reported``: the numbers of steps
-        after which a report is wanted, as where a state is kept or evaluated."""
+        """Train up to ``stop`` steps, and yield after each how many are trained.
+
+        Args:
+            values: returns the values of the hyperparameters in a step.
+            reported: the numbers of steps after which a report is wanted, as where a state is kept or evaluated.
+        """
         for step in range(self.trained, stop):
             if self._announce is not None:
                 self._announce(step + 1 in reported)

@@ -59,9 +59,14 @@ class ChainRunner:
     Args:
         trainable: the trainable; it stays set up between chains, so that a chain that continues where the last one
             ended loads nothing.
-        find_live: returns a state that is kept in memory, also if it is still being fetched.
+        checkpoints: the checkpoint store.
+        live: states kept in memory.
+        find_live: returns one of them, also if it is still being fetched.
+        worker: name used in reports.
+        clock: returns the time used in reports.
         bundled: whether other runners train in this process, too: before each step it yields a :class:`Due`, and
             expects what the step took.
+        host: how other workers reach this one's host.
         inputs: records what training reads besides; those of ``trainable`` if not given.
         writer: writes states while training continues, and gives the reports that have to wait for one. Without it,
             training waits for each state.
@@ -118,8 +123,13 @@ class ChainRunner:
             gang.dismiss(self._trainable, chain, None)  # if it was closed before its end
 
     def follow(self, chain: Chain, address: str, rank: int) -> None:
-        """Train a chain with the worker that leads it and waits at ``address``, as number ``rank`` of its gang. Raises
-        :class:`GangApart`, :class:`GangLost`, and :class:`CheckpointError` if the chain's source cannot be loaded."""
+        """Train a chain with the worker that leads it and waits at ``address``, as number ``rank`` of its gang.
+
+        Raises:
+            CheckpointError: the chain's source cannot be loaded.
+            GangApart: the leader cannot be reached.
+            GangLost: a worker of the gang is gone.
+        """
         self._checkpoints.enter(lambda: False)
         self._position.go_to(chain.source, chain.initial)
         self._position.key = None  # until then, also if it fails
@@ -422,7 +432,10 @@ class ChainRunner:
         self, flight: Flight, boundary: Boundary, *, is_last: bool = False
     ) -> tuple[BoundaryReached, Save | None]:
         """Perform the actions of a boundary and reset the flight's counters. Return the report, and what it waits for.
-        ``is_last``: no state follows, so that a failed evaluation is one of training."""
+
+        Args:
+            is_last: no state follows, so that a failed evaluation is one of training.
+        """
         flight.at_boundary = True
         metrics: dict[str, float] | None = None
         failure: UserFailure | None = None

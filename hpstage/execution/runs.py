@@ -48,9 +48,16 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """The outcome of a run: snapshots by number of steps trained, and after the state was ``loaded``; metrics likewise,
-    exact, as strings; in the first run of a process its description of the workload, with digests of the code loaded
-    there; and how its first steps compare with eager ones, if they were computed otherwise."""
+    """The outcome of a run.
+
+    Attributes:
+        snapshots: by number of steps trained.
+        loaded: the snapshot right after the state was loaded.
+        metrics: by number of steps trained; exact, as strings.
+        workload: the process's description of its workload; only in the first run of a process.
+        code: digests of the code loaded there by name, with it.
+        beside_eager: how its first steps compare with eager ones, if they were computed otherwise.
+    """
 
     name: str
     fork: int = 0
@@ -65,7 +72,11 @@ class Record(msgspec.Struct, kw_only=True):
 
 
 class Runs:
-    """Trains runs on one trainable. ``states``: the folder of saved states."""
+    """Trains runs on one trainable.
+
+    Args:
+        states: the folder of saved states.
+    """
 
     def __init__(self, trainable: Trainable, states: str) -> None:
         self._trainable = trainable

@@ -48,8 +48,11 @@ class Save:
 
 
 class Writer:
-    """Writes the states of a process one after the other, in a thread that ends when there are none for a while. In it,
-    ``on_report`` receives each report that had to wait, never two at a time."""
+    """Writes the states of a process one after the other, in a thread that ends when there are none for a while.
+
+    Args:
+        on_report: receives a report that had to wait. Called in that thread, and never twice at a time.
+    """
 
     def __init__(self, on_report: Callable[[ChainReport], object]) -> None:
         self.on_report = on_report
@@ -108,6 +111,7 @@ class Saves:
 
     Args:
         checkpoints: used in the writer's thread, too, while a state is being written.
+        live: keeps the copies that are written.
         control: of the chain. Once that is to stop, an unreachable store is not waited for; nor when it is to pause, if
             training waits for the store.
         writer: ``None`` to write each state at once, in the thread that trains.
@@ -191,7 +195,8 @@ class Saves:
             return
 
     def prepare(self, save: Save) -> None:
-        """Allocate memory for the next state, so that training only has to fill it. Called in the writer's thread."""
+        """Allocate memory for the next state, if there is any, so that training only has to fill it. Called in the
+        writer's thread."""
         state, save.state = save.state, None
         if self.error is None and not self._closed and save.wait is None:
             try:

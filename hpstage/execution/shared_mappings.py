@@ -65,7 +65,11 @@ def obstacle_in(mappings: list[SharedMapping]) -> str:
 
 
 def make_own(mappings: list[SharedMapping]) -> None:
-    """Put memory of this process's own in the place of what it shares, with the same content. Raises ``OSError``."""
+    """Put memory of this process's own in the place of what it shares with others, with the same content.
+
+    Raises:
+        OSError: there is no memory.
+    """
     by_file: dict[tuple[bytes, ...], list[SharedMapping]] = defaultdict(list)
     for mapping in mappings:
         by_file[mapping.file].append(mapping)
@@ -100,7 +104,8 @@ def _has_content(path: bytes) -> bool:
 
 
 def _copy(mapping: SharedMapping, file: int) -> None:
-    """Write the content to its place in a file. The kernel reads it, up to where a mapped file was cut."""
+    """Write the content to its place in a file. The kernel reads it, up to where a mapped file was cut: there, nothing
+    can read."""
     content = memoryview((ctypes.c_char * (mapping.end - mapping.begin)).from_address(mapping.begin))
     place = mapping.offset
     while content:

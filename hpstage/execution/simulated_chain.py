@@ -110,7 +110,8 @@ class SimulatedChain:
     # --- boundaries ---------------------------------------------------------------------------------------
 
     def set_own(self) -> None:
-        """Add the chain's own next boundary (``keep_every``, ``keep_seconds``, ``time_first``) if it comes first."""
+        """Add the chain's own next boundary (``keep_every``, ``keep_seconds``, ``time_first``) if it comes before the
+        next requested one."""
         course, chain, place = self.course, self.chain, self.place
         if self.own is not None and self.own > place:
             course.boundaries.pop(self.own, None)  # it was computed before the chain was amended

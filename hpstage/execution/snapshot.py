@@ -26,8 +26,14 @@ THREADS = f"{SETTING}threads"
 
 
 def snapshot(trainable: Trainable, *, trained: bool = True) -> tuple[Snapshot, object]:
-    """Return a snapshot of the present, and the state. Without ``trained``, no step was just trained: there may be no
-    state, and no generator was keyed. Raises :class:`StateError` if a state cannot be captured."""
+    """Return a snapshot of the present, and the state.
+
+    Args:
+        trained: whether a step was just trained. If not, there may be no state, and no generator was keyed for a step.
+
+    Raises:
+        StateError: a state cannot be captured.
+    """
     found: Snapshot = dict(_generators()) if trained else {}  # first: taking a state might draw from them
     portrait: Callable[[], Snapshot] | None = getattr(trainable, "portrait", None)
     if portrait is not None:

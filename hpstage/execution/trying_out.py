@@ -15,8 +15,11 @@ logger = logging.getLogger("hpstage")
 
 
 def metrics_untrained(trainable: Trainable, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
-    """Return metrics of the untrained model; ``None`` if it cannot be evaluated yet. Raises :class:`UsageError` if
-    training cannot begin, for example because a hyperparameter has no value."""
+    """Return metrics of the untrained model; ``None`` if it cannot be evaluated yet.
+
+    Raises:
+        UsageError: training cannot begin, for example because a hyperparameter has no value.
+    """
     try:
         return evaluate_untrained(trainable, initial)
     except UsageError:

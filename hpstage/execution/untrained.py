@@ -55,15 +55,21 @@ class UntrainedFork:
         return None
 
     def begin(self, checkpoints: FolderCheckpoints, segment: Segment) -> None:
-        """Train a segment, whose states are in ``checkpoints``, and compare. Raises ``OSError`` if the fork has
-        ended."""
+        """Train a segment, whose states are in ``checkpoints``, and compare.
+
+        Raises:
+            OSError: the fork has ended.
+        """
         assert not self._training, "it trains one segment at a time"
         self._channel.send_bytes(_encode((str(checkpoints.path), checkpoints.workload, segment)))
         self._training = True
 
     def wait(self, timeout: float) -> Retrained | None:
-        """Return what training has led to; ``None`` if it has not ended within so many seconds. Raises
-        ``ChildProcessError`` if it has ended without a result."""
+        """Return what training has led to; ``None`` if it has not ended within so many seconds.
+
+        Raises:
+            ChildProcessError: it has ended without a result.
+        """
         if not self._channel.poll(timeout):
             return None
         self._training = False

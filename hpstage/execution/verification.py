@@ -78,7 +78,9 @@ class ForkVerification:
 
     Args:
         trainable: the trainable, at step ``begun``.
+        initial: the values at step 0.
         train: trains a step under given values; its last argument is whether a report is wanted.
+        begun: the step at which verification starts.
         length: how many steps follow under these values.
         developed: whether steps were trained since training started or a state was loaded, so that anything they keep
             outside the state exists.
@@ -126,8 +128,11 @@ class ForkVerification:
             self._take()
 
     def after(self, step: int, hp: Mapping[str, Scalar], report: bool, *, last: bool = False) -> None:
-        """Record that ``step`` was trained under ``hp``, with or without a ``report``; no step follows the ``last``.
-        Raises :class:`StateError` if a state cannot be captured."""
+        """Record that ``step`` was trained under ``hp``, with or without a ``report``. No step follows the ``last``.
+
+        Raises:
+            StateError: a state cannot be captured.
+        """
         if step <= self._notified or step + 1 < self.fork or self.over or self._comparing is not None:
             return
         self._notified = step
@@ -173,7 +178,11 @@ class ForkVerification:
             return False
 
     def collect(self, step: int) -> None:
-        """Wait for the fork that compares, if there is one, and take over what it has found, now at ``step``."""
+        """Wait for the fork that compares, if there is one, and take over what it has found.
+
+        Args:
+            step: how far training has come.
+        """
         fork, began = self._comparing, time.perf_counter()
         if fork is None:
             return
@@ -306,7 +315,8 @@ class ForkVerification:
         return found
 
     def _compare_measuring(self, found: Outcome) -> None:
-        """Compare with and without a report: code may measure on request, at other steps in a tree than alone."""
+        """Compare with and without a report: code may measure on request, at other steps in a tree than in a trial
+        alone."""
         self._load()
         (step, hp, report), *others = self._trained
         self._train(step, hp, not report)

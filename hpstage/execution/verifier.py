@@ -23,7 +23,11 @@ _VERIFICATIONS = 8
 
 
 class Verifier:
-    """Verifies forks of the chains that one trainable runs."""
+    """Verifies forks of the chains that one trainable runs.
+
+    Args:
+        train: as for :class:`~hpstage.execution.verification.ForkVerification`.
+    """
 
     def __init__(self, trainable: Trainable, train: Step) -> None:
         self._trainable = trainable
@@ -115,9 +119,15 @@ class Verifier:
         return flight.announced and flight.chain.verify_new and not (self._end_is_verified or flight.chain.gang)
 
     def verify_end(self, flight: Flight, begun: int, step: int) -> None:
-        """Train once more from the saved state at ``begun`` up to an end in ``step`` where a report was wanted, now
-        without one: in a tree, reports are wanted at other steps than in a trial alone. Raises :class:`StateError` if
-        training does not end there."""
+        """Train once more up to an end in ``step`` where a report was wanted, now without one: in a tree, reports are
+        wanted at other steps than in a trial alone.
+
+        Args:
+            begun: the step of the last saved state, which the trainable is in.
+
+        Raises:
+            StateError: training has not ended in this step.
+        """
         at = begun
         try:
             for at in range(begun, step + 1):

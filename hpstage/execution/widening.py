@@ -25,6 +25,9 @@ class Widening:
     No result depends on this number. If more chains run than the number known to pay, some steps are trained with that
     number stacked, and some with all. Both are steps of the same chains, so that only the number differs. Then twice as
     many are compared with these, until stacking more does not pay.
+
+    Args:
+        slots: the maximum number of chains.
     """
 
     def __init__(self, slots: int) -> None:
@@ -53,7 +56,11 @@ class Widening:
         return bool(self._compared)
 
     def width(self, chains: Sequence[object], worthwhile: int = sys.maxsize) -> int:
-        """Return the maximum number of these chains to stack in their next step; ``worthwhile``: to compare at most."""
+        """Return the maximum number of these chains to stack in their next step.
+
+        Args:
+            worthwhile: the largest number that is worth comparing.
+        """
         count, best = len(chains), self.times.best
         self._steps = self._steps + 1 if count == len(self._chains) else 0
         if chains != self._chains:
@@ -69,7 +76,8 @@ class Widening:
         return self._compared[0] if self._compared else best
 
     def took(self, seconds: float, widths: Sequence[int]) -> bool:
-        """Record the seconds of a step, and with how many each chain was stacked; return whether more is known now."""
+        """Record the seconds of a step, and the number of chains with which each was stacked; return whether more is
+        known now."""
         width, count = self._compared[0], len(self._chains)
         if width == count and widths.count(width) != count:
             self._compared, self._rests = [], _SETTLED  # their steps differ, or no memory holds so many

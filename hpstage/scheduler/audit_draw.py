@@ -48,7 +48,12 @@ class Drawn:
 
 
 class AuditDraw:
-    """The states of a plan in the order in which they are audited, which ``seed`` decides."""
+    """The states of a plan in the order in which they are audited.
+
+    Args:
+        seed: of the order.
+        numerics: the step backend, where the trainable leaves the choice to the search.
+    """
 
     def __init__(self, plan: SearchPlan, seed: str, numerics: str = "") -> None:
         self._plan = plan

@@ -61,8 +61,13 @@ class Audits:
         return not self._nothing_left and self._failures < _FAILURES
 
     def look(self, idle: Iterable[Worker], now: float, seconds: float | None = None) -> list[StartAudit]:
-        """Start audits on workers that have been idle for a while. O(idle workers). ``seconds``: how long workers wait
-        for audits at most. Only what can be expected to end by then is begun, and only in regimes not yet audited."""
+        """Start audits on workers that have been idle for a while. O(idle workers).
+
+        Args:
+            idle: those that can be given a chain, and were not.
+            seconds: how long workers wait for audits at most. Only what can be expected to end by then is begun, and
+                only in regimes not yet audited.
+        """
         hosts = [worker.id for worker in idle if worker.id == worker.host and not worker.others]
         self._idle_since = {host: self._idle_since.get(host, now) for host in hosts}
         for host in hosts:

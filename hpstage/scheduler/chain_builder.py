@@ -62,7 +62,8 @@ class ChainBuilder:
         return tuple(takewhile(lambda span: self.is_verified(self.plan.nodes[span.node]), path))
 
     def path(self, branch: Branch, step: int, marks: int = 0) -> tuple[Span, ...]:
-        """Return the longest remaining path from a state, to the horizon of a chain with ``marks`` boundaries ahead."""
+        """Return the longest remaining path from a state, up to the horizon of a chain with ``marks`` boundaries
+        ahead."""
         spans: list[Span] = []
         while marks < _HORIZON:
             far = self.tree.farthest(branch, step)
@@ -111,8 +112,11 @@ class ChainBuilder:
     def build(
         self, orders: Orders, spans: Sequence[Span], *, begins: bool = False
     ) -> tuple[list[Stage], list[Boundary]]:
-        """Return the stages of a chain's latest spans, with which it may begin (``begins``), and their boundaries,
-        which are recorded in its orders."""
+        """Return the stages of a chain's latest spans and their boundaries, which are recorded in its orders.
+
+        Args:
+            begins: whether the chain begins with these spans.
+        """
         stages: list[Stage] = []
         boundaries: list[Boundary] = []
         for index, span in enumerate(spans):

@@ -80,7 +80,8 @@ class Demands:
         return max(needed, self._earlier[0][1])
 
     def _is_counted(self) -> bool:
-        """Whether another driver on the same workers, which sees all targets and chains, counts for this one, too."""
+        """Whether another driver on the same workers requests workers for this one, too. It sees all targets and
+        chains."""
         me = self.plan.drivers.get(self.driver)
         return me is not None and any(
             other.driver < self.driver for other in self.plan.drivers.values() if other.pool == me.pool

@@ -30,7 +30,8 @@ Claim = ChainStarted | ChainProlonged
 
 @dataclass(eq=False, repr=False)
 class Dispatch:
-    """Starts chains, the ``tree``'s ready stages on idle ``workers`` as the ``builder`` lays them, and amends them."""
+    """Starts chains and amends running ones: the ``tree``'s ready stages on idle ``workers``, as the ``builder`` lays
+    them."""
 
     plan: SearchPlan
     tree: StageTree
@@ -54,7 +55,10 @@ class Dispatch:
         """Propose prolongations of running chains, and ready stages for idle workers, the longest remaining path first.
 
         Claims proposed together do not overlap: training to a state begins at the last source before it, and work
-        beyond the end of a chain waits for that chain. ``due``: the running chains that may have to be prolonged.
+        beyond the end of a chain waits for that chain.
+
+        Args:
+            due: the running chains that may have to be prolonged.
         """
         claims: list[Claim] = []
         for orders in due:

@@ -57,7 +57,11 @@ class Expectation:
 
     def update(self, changed: Iterable[Orders], ready: Sequence[tuple[float, Branch, int]]) -> list[ExpectStates]:
         """Return the hints that have changed since they were last sent: other chains run, or other paths wait.
-        ``changed``: chains that have begun since, or whose ends may have changed."""
+
+        Args:
+            changed: chains that have begun since, or whose ends may have changed.
+            ready: the ready stages with the longest paths.
+        """
         for orders in changed:
             self._note(orders)
         waiting = [source_of(branch, step) for _, branch, step in ready[:EXPECTING]]

@@ -71,7 +71,8 @@ class Gangs:
                 self._missed.pop(worker, None)
 
     def ended(self, report: ChainEnded, now: float) -> list[str]:
-        """Record that a chain has ended. If its workers did not meet, leave them out for a while; return messages."""
+        """Record that a chain has ended. If its workers did not meet, leave them out for a while, and return messages
+        for the user."""
         workers = self._formed.pop(report.chain, ())
         if report.outcome != "apart":
             return []
@@ -105,7 +106,8 @@ class Gangs:
         self._missed.pop(worker, None)
 
     def next_at(self, now: float) -> float | None:
-        """Return when the next of the workers that are left out may join a gang again; ``None`` if none will."""
+        """Return when the first of the workers that are excluded from gangs for a time may join one again. ``None``: no
+        worker is excluded, or no gangs are formed any more."""
         if self.widths.widest == 1:
             return None
         return min((until for _, until in self._missed.values() if until > now), default=None)
@@ -115,7 +117,11 @@ class Gangs:
         return self._missed.get(worker, (0, 0.0))[1] <= now
 
     def none_formed(self, workers: int) -> str | None:
-        """Return why no chain was trained by several of so many workers; ``None`` if any was, or none can be."""
+        """Return why no chain was trained by several of so many workers; ``None`` if any was, or none can be.
+
+        Args:
+            workers: the largest number present at one time.
+        """
         if not self._can_form or self._any_formed:
             return None
         why = "there was one worker" if workers < 2 else self._unused or "no worker was idle while a chain could use it"
@@ -155,8 +161,12 @@ class Gangs:
     ) -> list[Instruction]:
         """End the chains that should be trained by more workers, if some are idle, or by fewer, if paths wait.
 
-        A chain whose next mark is near ends there, any other at its next step, with its state kept. ``waiting``: the
-        number of ready stages that wait for a worker.
+        A chain whose next mark is near ends there, any other at its next step, with its state kept.
+
+        Args:
+            waiting: number of ready stages that wait for a worker.
+            idle: the workers that can be given a chain.
+            workers: number of all workers.
         """
         if self.widths.widest == 1 or not self.plan.totals.steps_trained:
             return []  # what a step takes is not known yet

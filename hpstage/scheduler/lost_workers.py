@@ -32,7 +32,12 @@ def facts_of_loss(
     message: str,
     max_losses: int,
 ) -> list[Fact]:
-    """Return the facts that follow from the death of a worker during its chain, noticed at the time ``at``."""
+    """Return the facts that follow from the death of a worker during its chain.
+
+    Args:
+        at: the time at which it was noticed.
+        max_losses: number of consecutive deaths on the path from one state after which its trials fail.
+    """
     begins = chain.begins_again
     node, step = plan.nodes[begins.node], begins.step
     lost = ChainLost(

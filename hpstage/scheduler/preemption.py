@@ -53,8 +53,11 @@ class Preemption:
     def update_ends(
         self, due: Iterable[Orders], running: Mapping[ChainId, Orders], workers: int, now: float
     ) -> tuple[list[Orders], list[Instruction]]:
-        """Return the running chains whose ends may have changed, and the instructions that update them: those that are
-        ``due``, and those whose ends depend on what waits."""
+        """Return the running chains whose ends may have changed, and the instructions that update them.
+
+        Args:
+            due: chains that have changed otherwise; the others are those whose ends depend on what waits.
+        """
         waiting = self._waiting(1) if self.plan.sharing else []
         # Without sharing, a trial never yields: after a cut it would continue from a checkpoint.
         rivals = waiting[0] - self.switch_seconds() if waiting else 0.0
@@ -93,7 +96,10 @@ class Preemption:
     def _update_cuts(
         self, running: Mapping[ChainId, Orders], waiting: bool, workers: int, now: float
     ) -> Collection[ChainId]:
-        """Update where chains are cut, and return those that are, or were. Many chains are looked at in few turns."""
+        """Update where chains are cut, and return those that are, or were.
+
+        Since this looks at every chain, many chains are looked at once in many turns.
+        """
         before = self._cut
         if not (waiting and self.tree.ready < workers <= len(running) and self.plan.totals.saves):
             self._cut = {}  # or the duration of a step and the cost of a cut are not known yet
@@ -147,7 +153,8 @@ class Preemption:
         return [StopChain(orders.chain.id, keep=True) for orders in going]
 
     def _going(self, running: Iterable[Orders]) -> tuple[list[tuple[Orders, int]], list[Instruction]]:
-        """Return the chains that are still wanted, each with its last wanted mark, and instructions to stop others."""
+        """Return the chains that are still wanted, each with its last wanted mark, and instructions to stop the
+        others."""
         instructions: list[Instruction] = []
         going = []
         for orders in running:
@@ -179,8 +186,11 @@ class Preemption:
         return 2 * waiting * workers <= self.tree.left.seconds
 
     def _before_longer(self, orders: Orders, last: int, rivals: float) -> int:
-        """Return the first resting step after which the chain's own path is shorter than ``rivals``, the seconds of
-        the longest path that waits, less what changing to it costs."""
+        """Return the first resting step after which the chain's own path is shorter than the waiting one.
+
+        Args:
+            rivals: seconds of the longest path that waits, less what changing to it costs.
+        """
         end = last
         left = self._beyond(orders.chain) if last == orders.marks[-1] else 0.0
         if rivals <= 0.0:
@@ -210,7 +220,8 @@ class Preemption:
             yield step
 
     def _cuts(self, running: list[Orders], waiting: list[float], workers: int, now: float) -> dict[ChainId, int]:
-        """Return where to cut chains when fewer ready stages wait than there are workers, so that all end together."""
+        """Return where to cut chains when fewer ready stages wait than there are workers, so that all workers finish at
+        about the same time."""
         if len(waiting) >= workers or len(running) < workers:
             return {}
         left = [(self.left(orders, now), orders) for orders in running]

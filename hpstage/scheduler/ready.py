@@ -16,7 +16,12 @@ _Entry = tuple[float, int, int]
 
 
 class ReadyStages:
-    """The queue of the ready stages; ``remaining`` returns the seconds of the longest path from a source."""
+    """The queue of the ready stages.
+
+    Args:
+        branches: those of the tree, by node id.
+        remaining: returns the seconds of the longest path from a source.
+    """
 
     def __init__(self, branches: Sequence[Branch], remaining: Callable[[Branch, int], float]) -> None:
         self._branches = branches

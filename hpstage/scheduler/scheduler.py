@@ -370,8 +370,11 @@ class Scheduler:
         return instructions + self._expectation.update(changed, first)
 
     def audit(self, now: float, seconds: float | None = None) -> list[StartAudit]:
-        """Start audits on workers for which there is nothing to train. ``seconds``: for how long at most workers wait
-        for audits, once the search has nothing left to train."""
+        """Start audits on workers for which there is nothing to train.
+
+        Args:
+            seconds: for how long at most workers wait for audits, once the search has nothing left to train.
+        """
         if self.audits is None:
             return []
         spare = self.audits.wanted and not (self.draining or self._tree.ready)

@@ -197,7 +197,8 @@ class StageTree:
     # --- needs and ready stages ----------------------------------------------------------------------------------
 
     def source_of(self, branch: Branch, step: int) -> int | None:
-        """Return the source from which ``step`` can be trained now; ``None`` if it waits for a chain or the parent."""
+        """Return the source from which ``step`` of the branch can be trained now; ``None`` if it waits for a chain or
+        the parent."""
         source = branch.sources.last(step) if branch.sources else None
         for cover in branch.covers.values():
             if cover.start < step and (source is None or cover.stop >= source):
@@ -326,7 +327,8 @@ class StageTree:
     # --- lengths ------------------------------------------------------------------------------------------
 
     def remaining(self, branch: Branch, step: int) -> float:
-        """Return the seconds of the longest path from the source ``step`` of the branch: its critical path."""
+        """Return the seconds of the longest path from the source ``step`` of the branch (its remaining critical
+        path)."""
         best = self.farthest(branch, step)
         if best is None:
             return 0.0
@@ -347,7 +349,8 @@ class StageTree:
         return best
 
     def limit(self, branch: Branch, step: int) -> int | None:
-        """Return the first step after ``step`` that is reached from elsewhere: a source, or after a cover's start."""
+        """Return the first step after ``step`` that is reached from elsewhere: a later source, or just after a cover's
+        start."""
         later = branch.sources.first(step, inclusive=False) if branch.sources else None
         for cover in branch.covers.values():
             if cover.start >= step and (later is None or cover.start + 1 < later):
@@ -355,7 +358,8 @@ class StageTree:
         return later
 
     def _value(self, branch: Branch, step: int, child: int) -> float | None:
-        """Return the seconds from the branch's start to the end of a path via ``child`` (-1: the evaluation there)."""
+        """Return the seconds from the branch's start to the end of the path via ``child`` (-1: the evaluation
+        there)."""
         wanted = branch.wanted.at(step)
         if wanted is None:
             return None
@@ -405,7 +409,8 @@ class StageTree:
         self._raise(branch, step)
 
     def _raise(self, branch: Branch, step: int) -> None:
-        """Recompute a branch's length, as paths via ``step`` changed, and propagate it to ready stages and parents."""
+        """Recompute the length of a branch whose paths via ``step`` changed, and propagate it to ready stages and
+        parents."""
         while True:
             self._change(branch)
             top = self._top(branch)

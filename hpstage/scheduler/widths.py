@@ -15,14 +15,19 @@ _LEAST_GAIN = 1.1
 
 
 class Widths:
-    """The speed-up of a chain by several workers instead of one, as measured by their own reports."""
+    """The speed-up of a chain by several workers instead of one, as measured by their own reports.
+
+    Attributes:
+        widest: the most workers that may train a chain together; 1: gangs are not formed.
+    """
 
     def __init__(self, widest: int = 1) -> None:
         self.widest = widest  # the most workers that may train a chain together; 1: gangs are not formed
         self._seconds: dict[int, tuple[float, float]] = {}  # by width: of one worker alone, and those that passed
 
     def learn(self, reached: StateReached) -> None:
-        """Learn from a report of a gang's training, except one of a chain's first step alone, which is slower."""
+        """Learn from a report of a gang's training, except one of only the chain's first step, which is slower than
+        others."""
         width = int(reached.workers)
         warms_up = reached.source is not None and reached.step - reached.start == 1
         if width < 2 or reached.train_seconds <= 0.0 or warms_up:
@@ -52,9 +57,15 @@ class Widths:
         return width > 1 and self.speedup(width) <= self.speedup(width // 2)
 
     def share(self, paths: Sequence[float], widths: Sequence[int], spare: int, worth: float) -> list[int]:
-        """Return the widths of chains when ``spare`` more workers have nothing to do: the chain that would end last
-        gets twice as many workers, again and again, while that saves ``worth`` seconds. ``paths``: the seconds of each
-        chain's remaining path on one worker."""
+        """Return the widths of chains when ``spare`` more workers have nothing to do.
+
+        The chain that would end last gets twice as many workers, again and again.
+
+        Args:
+            paths: the seconds of each chain's remaining path on one worker.
+            widths: how many workers each has.
+            worth: the least seconds that doubling must save.
+        """
         shared = list(widths)
         ahead = [
             (-path / self.speedup(width), place) for place, (path, width) in enumerate(zip(paths, widths, strict=True))

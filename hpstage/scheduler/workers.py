@@ -48,7 +48,11 @@ class Worker:
 
 
 class Workers(dict[WorkerId, Worker]):
-    """The present workers by id. What every turn needs of them costs the same however many are busy."""
+    """The present workers by id. What every turn needs of them costs the same however many are busy.
+
+    Args:
+        slots: the most chains that one may train side by side; ``None``: as many as it has slots.
+    """
 
     def __init__(self, slots: int | None = None) -> None:
         super().__init__()
@@ -100,7 +104,8 @@ class Workers(dict[WorkerId, Worker]):
             self._free[worker.id] = worker
 
     def idle(self, now: float) -> list[Worker]:
-        """Return idle workers, slots of the least loaded hosts first, as many of each as are worth it at a time."""
+        """Return the idle workers, slots of the least loaded hosts first; of a host, at most as many as are worth
+        training side by side."""
         if not self._free:
             return []
         chains: dict[WorkerId, int] = {}

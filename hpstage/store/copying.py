@@ -11,8 +11,14 @@ _BATCH = 1000
 
 
 def common_end(source: Journal, end: Cursor, target: Journal, name: str) -> Cursor:
-    """Return the end of the target's log, all of which must be the beginning of the source's up to ``end``. ``name``:
-    the target's, for errors. Raises :class:`UsageError` if the target holds another log, or continues this one."""
+    """Return the end of the target's log, all of which must be the beginning of the source's up to ``end``.
+
+    Args:
+        name: the target's, for errors.
+
+    Raises:
+        UsageError: the target holds another log, or continues this one.
+    """
     there = len(target)
     at = end
     if there < end.position:
@@ -36,7 +42,10 @@ def common_end(source: Journal, end: Cursor, target: Journal, name: str) -> Curs
 
 def copy_records(source: Journal, begin: Cursor, end: Cursor, target: Journal, name: str) -> None:
     """Append the source's records from ``begin`` to ``end`` to the target, which ends at ``begin``; then compare all.
-    Raises :class:`StoreError` if the target was written to concurrently, or differs."""
+
+    Raises:
+        StoreError: the target was written to concurrently, or differs.
+    """
     while begin.position < end.position:
         records, behind = source.read_on(begin, min(_BATCH, end.position - begin.position))
         if target.append(records, expect=begin) is None:

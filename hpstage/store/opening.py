@@ -50,8 +50,11 @@ def find_journal(store: str | os.PathLike[str] | None, name: str, workload: str,
 
 
 def is_on_server(store: str | os.PathLike[str]) -> bool:
-    """Whether a store is a plan on a server, not a folder. Raises :class:`UsageError` for a scheme that no plugin
-    opens."""
+    """Whether a store is a plan on a server, not a folder.
+
+    Raises:
+        UsageError: a URL of a scheme that no plugin opens.
+    """
     return _opener(store) is not None
 
 

@@ -59,8 +59,11 @@ def _modified(folder: str) -> float:
 
 
 def names(group: Group) -> list[str]:
-    """Return the names in a group of which hpstage has some itself, sorted; nothing is loaded. Raises
-    :class:`UsageError` if hpstage's own are missing."""
+    """Return the names in a group of which hpstage has some itself, sorted; nothing is loaded.
+
+    Raises:
+        UsageError: hpstage's own are missing.
+    """
     found = registered(group)
     if not found:
         raise UsageError(f"the entry points {group} of hpstage itself are missing: install it again")
@@ -68,8 +71,11 @@ def names(group: Group) -> list[str]:
 
 
 def subclass(group: Group, name: str, port: type[_T]) -> type[_T]:
-    """Return the class of that name. Raises :class:`UsageError` if there is none, it cannot be imported, or it is not a
-    subclass of ``port``."""
+    """Return the class of that name.
+
+    Raises:
+        UsageError: there is none, it cannot be imported, or it is not a subclass of ``port``.
+    """
     point = _the_one(group, name)
     found = _loaded(point)
     if not isinstance(found, type) or not issubclass(found, port):
