@@ -24,6 +24,7 @@ from hpstage.training.randomness import Purpose, rekey
 SAMPLED = 64
 """Number of samples to inspect. The same in every process: it must not depend on how fast that is."""
 
+
 DRAWS = "samples draw by seed and position"
 """Part of keys, since it was otherwise before."""
 
@@ -75,8 +76,13 @@ Undone = Callable[[], AbstractContextManager[None]]
 
 
 def undone_in(world: World, owner: object, more: Callable[[], Roots] = tuple) -> Undone:
-    """Return what restores all that inspecting data changes (a counter, a generator, a cache), of ``more`` roots, too:
-    training begins as after ``dataset()``, whether or not a ``data_version`` makes inspecting unnecessary."""
+    """Return what restores all that inspecting data changes (a counter, a generator, a cache): training begins as after
+    ``dataset()``, whether or not a ``data_version`` makes inspecting unnecessary.
+
+    Args:
+        owner: the trainable, to name it.
+        more: returns further roots of what may change.
+    """
     name = type(owner).__name__
     remedy = f"set data_version on {name}, so that they are not looked at, and change it with the data"
     return lambda: world.undone(f"looking at the data of {name} for the key", remedy, more())
@@ -91,9 +97,14 @@ def contents_of(
     set of the user's own creates samples on request, 64 of them count.
 
     Args:
+        data: its batches.
         made: the attributes of the trainable that ``dataset()`` has set; usually the data it is evaluated on.
         owner: the trainable, which counts separately.
         undone: see :func:`undone_in`.
+
+    Raises:
+        UsageError: samples must be inspected, but have no digest.
+        StateError: inspecting them changes what cannot be put back.
     """
     name, dataset = type(owner).__name__, data.dataset
     stream = data if isinstance(data, StreamBatches) else None  # of unknown length

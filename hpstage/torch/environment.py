@@ -14,6 +14,7 @@ from hpstage.training.identity import accelerators, settings
 # How a step is computed. Another way (compiled, fused siblings) gives other bits and needs another name.
 NUMERICS = "eager-v1"
 
+
 _SHORT = 0.125
 """A GPU is short of memory if less than this share of it is free."""
 
@@ -26,7 +27,11 @@ def default_device() -> torch.device:
 
 
 def see_devices(who: str, count: object) -> None:
-    """Raise :class:`UsageError` if this process sees fewer GPUs than a trainable uses."""
+    """Check that this process sees as many GPUs as a trainable uses.
+
+    Raises:
+        UsageError: it sees fewer.
+    """
     if type(count) is not int or count < 1:
         raise UsageError(f"{who}: devices_per_stage is {count!r}; it must be a whole number of at least 1")
     if count > 1 and torch.cuda.device_count() < count:

@@ -77,7 +77,8 @@ class Follower:
 
     def check(self) -> None:
         """Raise :class:`StateError` if something else changed a field that follows a schedule, and :class:`UsageError`
-        if a group was added with other values: those at the next step would depend on where training was cut."""
+        if a group was added with other values than it is to follow: its values at the next step would then depend on
+        where training was cut."""
         if self._applied is None:
             return
         known = {id(group): fields for group, fields in self._followed}

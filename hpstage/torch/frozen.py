@@ -68,7 +68,10 @@ def sharing_with(others: Iterable[Tensor], may: Callable[[Tensor], bool]) -> Ite
     layer of it is there twice.
 
     Whether a parameter is equal to another is seen when the next module registers one: by then, its own module has
-    filled it. What changes it later copies it first. ``may`` decides whether it may be shared at all.
+    filled it. What changes it later copies it first.
+
+    Args:
+        may: whether a parameter may be shared at all.
     """
     known: dict[object, list[Tensor]] = defaultdict(list)
     for other in others:

@@ -108,7 +108,8 @@ class TorchLoop(Adapter):
         self._train_on(self._batches_of(self._ready(), step, hp), step, more_follow=more_follow)
 
     def _batches_of(self, built: _Built, step: int, hp: Mapping[str, Scalar]) -> Iterator[tuple[Any, int]]:
-        """Apply a step's values and key the random numbers. Return its batches, each with the samples consumed then."""
+        """Apply the values of a step and key the random numbers. Return the step's batches, each with the number of
+        samples consumed after it."""
         if hp != self._hp:
             self._turn(hp)
         built.follower.apply(self._hp)
@@ -117,7 +118,8 @@ class TorchLoop(Adapter):
         return batches.of_step(self._seed, self._samples, self._batch_size, by_epoch=self._by_epoch)
 
     def _train_on(self, batches: Iterable[tuple[Any, int]], step: int, *, more_follow: bool = False) -> None:
-        """Train on batches, each with the samples consumed then. If another step follows, it reads the last loss."""
+        """Train on batches, each with the number of samples consumed after it. If another step follows, it reads the
+        last loss."""
         built, backend = self._ready(), self._steps_by()
         batches = iter(batches)
         while True:
@@ -186,7 +188,7 @@ class TorchLoop(Adapter):
         }
 
     def load_state_dict(self, state: object) -> None:
-        """Load a state into the present model if it was built under the same values at step 0, else into a new one.
+        """Load a state into the existing model if that was built under the same values at step 0, else into a new one.
 
         Raises:
             StateError: the state belongs to another model or optimizer.

@@ -8,7 +8,11 @@ from hpstage.torch.trainable import TorchTrainable
 
 
 def loop_of(subject: TorchTrainable) -> TorchLoop:
-    """Return the loop that trains an object: for virtual nodes, for several siblings at a time, or for one."""
+    """Return the loop that trains an object: for virtual nodes, for several siblings at a time, or for one.
+
+    Raises:
+        UsageError: there is no step backend of the name ``numerics``, or the attributes contradict each other.
+    """
     if subject.virtual_nodes != 1:
         from hpstage.torch.elastic.loop import ElasticLoop
 

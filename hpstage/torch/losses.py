@@ -21,7 +21,11 @@ _UNSEEN = (
 
 class Losses:
     """Reads the losses of batches. Reading a loss from a GPU waits for the GPU, so each loss is read when the next
-    batch is ready: the GPU computes while that batch is made."""
+    batch is ready: the GPU computes while that batch is made.
+
+    Args:
+        user: the object whose losses are read.
+    """
 
     def __init__(self, user: TorchTrainable) -> None:
         self._user = user
@@ -34,7 +38,11 @@ class Losses:
             self._unread = loss, step
 
     def read(self, now: int) -> None:
-        """Read the loss that was added last, in step ``now``. Raises :class:`NonFiniteLoss`: training has diverged."""
+        """Read the loss that was added last, in step ``now``.
+
+        Raises:
+            NonFiniteLoss: training has diverged.
+        """
         if self._unread is None:
             return
         (loss, step), self._unread = self._unread, None

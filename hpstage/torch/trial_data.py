@@ -20,7 +20,11 @@ from hpstage.training.randomness import Purpose, rekey
 
 
 class TrialData:
-    """The user's data set, made once for all trials, and what a trial prepares of its own, by its model."""
+    """The data set, made once for all trials, and what a trial prepares of its own (Lightning's, by its model).
+
+    Args:
+        user: whose ``dataset()`` it is.
+    """
 
     def __init__(self, user: TorchTrainable, device: torch.device) -> None:
         self._user, self._device = user, device
@@ -64,7 +68,8 @@ class TrialData:
         self._given, self._made = other.given(), other._made
 
     def of_trial(self, built: object) -> Batches | StreamBatches:
-        """Return the batches that the trial has prepared, once for each that is ``built``, or those of the data set."""
+        """Return the batches to train on: those that the trial has prepared, once for each that is ``built``, or those
+        of the data set."""
         given = self.given()
         if self._prepared_with is not built:
             if self._prepared is not None:
@@ -86,7 +91,8 @@ class TrialData:
         self._prepared = self._prepared_with = None
 
     def contents(self, undone: Undone) -> Contents:
-        """Describe the data set and the attributes that ``dataset()`` has set; what that changes is ``undone``."""
+        """Return what can be seen of the data, in the data set and in attributes that ``dataset()`` has set; what that
+        changes is ``undone``."""
         if self._contents is None:
             data = self.given()
             with self._without_values("the data set", "set data_version, since it cannot be looked at without"):

@@ -50,7 +50,8 @@ _IN_AUTOGRAD = {
 
 
 def _whole(user: TorchTrainable, model: torch.nn.Module, batch: Any, groups: Sequence[formulas.Group]) -> Tensor:
-    """One whole step. The optimizer's formulas are applied to autograd's gradients; no parameter gets a ``grad``."""
+    """One whole step. The optimizer's formulas are applied to the gradients from autograd; no parameter gets a
+    ``grad``."""
     loss = user.loss(model, batch)
     params = [param for group in groups for param in group.params]
     gradients = torch.autograd.grad(loss, params, allow_unused=True)
@@ -403,6 +404,9 @@ def _keep_numbers(graph: torch.fx.Graph, numbers: Collection[Tensor]) -> None:
     does.
 
     A value that code computes from numbers by Python's operators alone is a number: it cannot be changed in place.
+
+    Args:
+        numbers: the inputs that stand for numbers.
     """
     known: set[Node] = set()
     for node in graph.nodes:

@@ -33,8 +33,11 @@ class Group(NamedTuple):
 
 
 def has_formula(optimizer: torch.optim.Optimizer, *, static: bool = False) -> bool:
-    """Return whether :class:`Formula` does all that ``optimizer.step()`` would do. If that is ``static``, it is as good
-    as ``capturable``."""
+    """Return whether :class:`Formula` does all that ``optimizer.step()`` would do.
+
+    Args:
+        static: as that of :class:`Formula`, with which it is as good as ``capturable``.
+    """
     if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
         return False
     if is_hooked(optimizer):
@@ -146,8 +149,11 @@ class Formula:
 
 
 def apply(groups: Sequence[Group], gradients: Sequence[Tensor | None]) -> None:
-    """Update all parameters and the optimizer's state in place. ``gradients`` are those of the groups' parameters, one
-    after the other; ``None`` leaves a parameter as it is."""
+    """Update all parameters and the optimizer's state in place.
+
+    Args:
+        gradients: of the groups' parameters, one after the other; ``None`` leaves a parameter as it is.
+    """
     at = 0
     for group in groups:
         formula = _sgd if group.rule == "sgd" else _adam

@@ -85,8 +85,13 @@ def _is_of_batch(node: torch.fx.Node) -> bool:
 
 
 class _Capturing:
-    """The stream and memory that the graphs of one trainable (``who``, for messages) share. Only one of them runs at a
-    time, and its results are copied out of it."""
+    """The stream and memory that the graphs of one trainable share. Only one of them runs at a time, and
+    its results are copied out of it.
+
+    Args:
+        who: the trainable's class, for messages.
+        device: the GPU.
+    """
 
     def __init__(self, who: str, device: torch.device) -> None:
         self.who = who
@@ -121,8 +126,10 @@ class CudaGraph:
     again once one of them is elsewhere. The others are copied to where they were when it was recorded.
 
     Args:
+        function: takes a list of tensors, and returns results.
         given: indices of the arguments that are different each time.
         changed: indices of those that the function changes.
+        capturing: where it is recorded.
     """
 
     _boxed_call = True  # by which torch knows that it takes a list
@@ -194,7 +201,13 @@ def _as_cuda_graph(
     module: torch.fx.GraphModule, arguments: Sequence[Any], new: Sequence[bool], capturing: Callable[[], _Capturing]
 ) -> tuple[Function, str | None]:
     """Return a function that computes what a graph of operations does, as a CUDA graph if that can be; else why not.
-    ``new`` is, for each argument of what was traced, whether it is another one at each step."""
+
+    Args:
+        module: of torch's operations, the changes of its arguments among them.
+        arguments: examples.
+        new: for each argument of what was traced, whether it is another one at each step.
+        capturing: makes what it is recorded with.
+    """
     from torch._dynamo.backends.cudagraphs import check_for_skip, find_input_mutations
     from torch._dynamo.backends.debugging import boxed_nop
 

@@ -23,7 +23,11 @@ def names() -> list[str]:
 
 
 def backend_named(name: object) -> type[StepBackend]:
-    """Return the backend that ``numerics`` names. Raises :class:`UsageError` if there is none that can be imported."""
+    """Return the backend that ``numerics`` names.
+
+    Raises:
+        UsageError: there is none of that name, or it cannot be imported.
+    """
     if name == "eager":
         return EagerBackend  # the default; looking through all installed distributions takes a while
     if not isinstance(name, str):
@@ -64,7 +68,11 @@ def choices(device: torch.device) -> dict[str, str]:
 
 
 def usable_backend(name: object, device: torch.device) -> type[StepBackend]:
-    """Return the backend that ``numerics`` names. Raises :class:`UsageError` if it cannot run on ``device``."""
+    """Return the backend that ``numerics`` names, to train with on ``device``.
+
+    Raises:
+        UsageError: there is none of that name, or it cannot run here; the message says why.
+    """
     backend = backend_named(name)
     missing = backend.missing(device)
     if missing is not None:

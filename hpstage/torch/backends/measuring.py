@@ -150,13 +150,15 @@ def measure_pair(
     likely: bool = False,
 ) -> dict[str, float]:
     """Return the seconds of a step of one sibling and of two as one, by a backend that trains several; nothing if it
-    fails. It is not tried where ``steps`` steps of ``eager`` seconds are few compared with what that takes, and with
-    whether they are ``likely`` to take less time by it. More of them are tried in training, by
-    :class:`hpstage.execution.widening.Widening`.
+    fails. It is not tried where ``steps`` steps of ``eager`` seconds are few compared with what that takes.
+
+    More of them are tried in training, by :class:`hpstage.execution.widening.Widening`.
 
     Args:
         alone: is trained eagerly in turn with them.
-        sides: members of the bundle.
+        bundle: trains a step of them.
+        sides: its members.
+        likely: whether they are likely to take less time by it.
     """
     share = _LIKELY if likely or eager < _SHORT else _SHARE
     if share * steps * eager < backend_named(name).begins + _BUILDS * eager:
@@ -183,7 +185,8 @@ def measure_pair(
 def _in_turn(
     alone: Measured, together: Mapping[int, Measured], initial: Mapping[str, Scalar], eager: float, steps: float
 ) -> dict[int, float]:
-    """Return the seconds of a step of several by those of an eager step next to it: the median of all rounds."""
+    """Return the seconds of a step of several by those of an eager step that was trained next to it: the median of all
+    rounds."""
     alone.train_by("eager")
     alone.setup(initial)
     _block(alone, initial, _FIRST)

@@ -1,4 +1,5 @@
-"""Steps with other rounding: by how much they differ is the most that two orders of operations may differ."""
+"""Steps with other rounding. Their difference from the original steps is the maximum by which two orders of operations
+may differ."""
 
 from __future__ import annotations
 
@@ -22,9 +23,12 @@ class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Changes the last bit of whatever an operation returns, up or down at random, in the dtype that it has there.
 
     Small whole numbers stay: they are masks, counts and indices, and mostly exact. What operations change in place or
-    return views of stays as well. The generators of training are not touched.
+    return views of stays as well.
 
     Reference: D. S. Parker, *Monte Carlo arithmetic*, Technical Report CSD-970002, UCLA, 1997.
+
+    Args:
+        seed: of the changes; the generators of training are not touched.
     """
 
     def __init__(self, seed: int) -> None:

@@ -187,7 +187,11 @@ class StackedLoop(Slot):
             )
 
     def rehearse(self, hp: Mapping[str, Scalar]) -> None:
-        """Train a first step. Raises :class:`UsageError` if it changes what siblings share."""
+        """Train a first step, to check what siblings share.
+
+        Raises:
+            UsageError: the step changes what siblings share, or does not repeat what it does.
+        """
         if not self._stacks:
             return
         self.setup(hp)
@@ -202,7 +206,8 @@ class StackedLoop(Slot):
 
 
 def _changed_settings(first: dict[str, Any]) -> list[str]:
-    """Describe the settings that decide bits and have changed in the process since each was first seen."""
+    """Describe the settings of the process that decide bits and are no longer what they were when each was first seen,
+    by ``first``, to which new ones are added."""
     return [
         f"the setting {name!r} of the process from {first[name]} to {value} (all trials need the same)"
         for name, value in settings_here(("torch", "jax")).items()

@@ -65,7 +65,11 @@ class Gang:
         self._in_step = False
 
     def greet(self, who: str) -> None:
-        """Raise :class:`GangApart` if the processes are about to train from different states."""
+        """Compare what the processes are about to train.
+
+        Raises:
+            GangApart: they are about to train from different states.
+        """
         texts = [message.text.decode() for message in self._group.gather(Message(_Kind.HELLO, who.encode()))]
         if len(set(texts)) > 1:
             self.close()
@@ -142,13 +146,20 @@ class Gang:
         return own
 
     def agree(self, error: Exception | None) -> None:
-        """Report to the others whether this process could do what was ordered. Raises what :meth:`exchange` does."""
+        """Report to the others whether this process could do what was ordered.
+
+        Raises:
+            Exception: as :meth:`exchange` does.
+        """
         failed = None if error is None else (self.own.start, error)
         self._see_shared(self._group.gather(Message(_Kind.SHARE) if failed is None else _failed(failed)), failed)
 
     def left(self, error: Exception) -> None:
         """Inform the others that this process has left the step by ``error``, unless they know or the step is over.
-        Raises :class:`GangLost` if the leader has not left it: so this process is none of its gang any more."""
+
+        Raises:
+            GangLost: the leader has not left it: so this process is none of its gang any more.
+        """
         if not self._in_step:
             return
         self._in_step = False

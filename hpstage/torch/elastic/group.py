@@ -52,7 +52,11 @@ class Meeting:
 
     @classmethod
     def open(cls, host: str) -> Meeting:
-        """Listen on an interface of this host. Raises :class:`GangApart` if there is none of that name."""
+        """Listen on an interface of this host.
+
+        Raises:
+            GangApart: there is none of that name.
+        """
         try:
             family, *_ = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
             listener = socket.create_server((host, 0), family=family)
@@ -63,7 +67,11 @@ class Meeting:
 
     @classmethod
     def find(cls, address: str, timeout: float) -> Meeting:
-        """Connect to the process that listens at ``address``. Raises :class:`GangApart` if it cannot be reached."""
+        """Connect to the process that listens at ``address``.
+
+        Raises:
+            GangApart: it cannot be reached within ``timeout`` seconds.
+        """
         place, _, key = address.rpartition("/")
         host, _, port = place.rpartition(":")
         host = host.strip("[]")
@@ -78,8 +86,14 @@ class Meeting:
         return cls(connection, place, bytes.fromhex(key))
 
     def form(self, rank: int, size: int, timeout: float, in_vain: Callable[[], bool] = lambda: False) -> Group:
-        """Wait until all have come. Raises :class:`GangApart` if some did not within ``timeout`` seconds or before it
-        was ``in_vain``, or cannot be reached."""
+        """Wait until all have come.
+
+        Args:
+            in_vain: whether to wait no longer.
+
+        Raises:
+            GangApart: some did not come within ``timeout`` seconds, or cannot be reached.
+        """
         deadline = time.monotonic() + timeout
         apart = f"a gang of {size} processes did not meet at {self.place} within {timeout:g} seconds: "
         try:
@@ -131,8 +145,11 @@ class Group:
         self._read_by = {rank for rank, message in enumerate(lists) if self.rank in json.loads(message.text)}
 
     def gather(self, message: Message) -> list[Message]:
-        """Send all processes a message; return those of all, by rank. If one is gone, the group is closed, and
-        :class:`GangLost` raised."""
+        """Send all processes a message; return those of all, by rank.
+
+        Raises:
+            GangLost: another process is gone. The group is closed.
+        """
         length = len(message.text)
         first = bytearray(_SHORT)
         _HEADER.pack_into(first, 0, message.kind, length, message.size, self._own.fd, self._own.serial)
@@ -151,8 +168,11 @@ class Group:
         ]
 
     def offer(self, data: Sequence[torch.Tensor]) -> int:
-        """Prepare bytes for another process, 1-dimensional uint8 tensors on one device; return their number. The next
-        round announces the numbers to all."""
+        """Prepare bytes for another process; return their number. The next round announces the numbers to all.
+
+        Args:
+            data: 1-dimensional uint8 tensors on one device.
+        """
         size = sum(len(part) for part in data)
         self._own, self._next = self._next, self._own
         room = self._own.take(size)
@@ -165,7 +185,11 @@ class Group:
 
     def swap(self, rank: int, size: int) -> torch.Tensor:
         """Exchange the offered bytes with another process: send it those that it was offered, and return the ``size``
-        bytes that it has offered, valid until the next call. Both processes call it. Raises as :meth:`gather`."""
+        bytes that it has offered, valid until the next call. Both processes call it.
+
+        Raises:
+            GangLost: another process is gone. The group is closed.
+        """
         reads = rank in self._readers and self._places[rank][0] >= 0
         is_read = rank in self._read_by and self._own.fd >= 0
         if not reads and size > len(self._received):

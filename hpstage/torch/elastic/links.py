@@ -40,7 +40,11 @@ def new_key() -> bytes:
 
 
 class Links:
-    """The connections of one process to the others, by their numbers; they are closed with the links."""
+    """The connections of one process to the others, by their numbers.
+
+    Args:
+        sockets: they are closed with the links.
+    """
 
     def __init__(self, sockets: Mapping[int, socket.socket]) -> None:
         self._sockets = dict(sockets)
@@ -49,8 +53,11 @@ class Links:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def move(self, out: Mapping[int, memoryview], into: Mapping[int, memoryview]) -> None:
-        """Send bytes to others and receive as many as there is room for, all at the same time. Raises :class:`OSError`
-        if another process is gone."""
+        """Send bytes to others and receive as many as there is room for, all at the same time.
+
+        Raises:
+            OSError: another process is gone.
+        """
         sending = {rank: data for rank, data in out.items() if len(data)}
         receiving = {rank: room for rank, room in into.items() if len(room)}
         while True:
@@ -108,8 +115,11 @@ def lead(
 
 
 def follow(leader: socket.socket, key: bytes, rank: int, size: int, deadline: float) -> Links:
-    """Join a gang as number ``rank``, over a connection to its leader; return once all are connected. Raises
-    :class:`OSError` if they are not until the deadline, or the other end does not know the key."""
+    """Join a gang as number ``rank``, over a connection to its leader; return once all are connected.
+
+    Raises:
+        OSError: they are not until the deadline, or the other end does not know the key.
+    """
     with ExitStack() as stack:
         stack.enter_context(leader)
         host = leader.getsockname()[0]

@@ -156,8 +156,14 @@ def cut(batch: Any, parts: int, count: int | None = None) -> list[Any]:
     """Return ``parts`` micro-batches of equal length, in order.
 
     Tensors are cut along their first dimension, lists and tuples of plain values by their items. What a batch nests
-    them in (dicts, lists, tuples, named tuples) is made again for each part. ``count`` is the number of its samples,
-    by default the length of its first tensor. What cannot be cut is refused by name.
+    them in (dicts, lists, tuples, named tuples) is made again for each part.
+
+    Args:
+        batch: the batch, as collated.
+        count: the number of its samples; ``None``: the length of its first tensor.
+
+    Raises:
+        UsageError: ``parts`` does not divide the batch, or something in it cannot be cut. The message names it.
     """
     if count is None:
         tensors = (leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim())

@@ -54,7 +54,11 @@ _REFUSED: Sequence[tuple[tuple[str, ...], str]] = (
 
 
 def checked_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments to pass on to ``lightning.Trainer``. Refuse one that has no meaning here, by name."""
+    """Return the arguments to pass on to ``lightning.Trainer``.
+
+    Raises:
+        UsageError: one of them has no meaning here. It is named.
+    """
     for name, value in arguments.items():
         same, why = _HOLD.get(name, ((), _LEFT_OUT))
         if name in CARRIED or any(value == held and type(value) is type(held) for held in same):

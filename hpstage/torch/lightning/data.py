@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 def training_set(loader: Any) -> Batches:
-    """Return the batches of what ``train_dataloader()`` has returned."""
+    """Return the batches of what ``train_dataloader()`` has returned.
+
+    Raises:
+        UsageError: hpstage cannot decide their order.
+    """
     if not isinstance(loader, DataLoader):
         raise UsageError(f"train_dataloader() returned {type(loader).__name__}; it must return one DataLoader")
     batches = batches_of(loader, None, None, who="train_dataloader()")  # Lightning moves them to the device
@@ -63,7 +67,10 @@ class TrainingBatches:
     """The training batches of one fit, which Lightning iterates over once per epoch.
 
     An epoch ends with a short batch, or none if the DataLoader drops it. The cursor is the number of samples passed.
-    ``pause`` is called where the next batch is requested, and returns the seed.
+
+    Args:
+        training: where they come from.
+        pause: is called where the next batch is requested, and returns the seed.
     """
 
     def __init__(self, training: Batches, pause: Callable[[], int]) -> None:

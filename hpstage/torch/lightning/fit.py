@@ -37,8 +37,12 @@ _TRAINER = "lightning.Trainer"
 
 
 def fit(subject: LightningTrainable, data: Data | None, loaders: dict[str, Any], run: Run) -> None:
-    """Train a new module of ``subject`` by a Trainer of its own, one batch per step of ``run``. Where there is no data,
-    the module makes its own; ``loaders`` get its training set, which may have processes."""
+    """Train a new module of ``subject`` by a Trainer of its own, one batch per step of ``run``.
+
+    Args:
+        data: without it the module makes its own.
+        loaders: gets the batches of the training set that a module has made, which may have processes.
+    """
     with _quiet():
         module = subject.build(run.hp)
         session = Session(subject, run, module)
@@ -102,6 +106,7 @@ class Session:
             enable_model_summary=False,
             num_sanity_val_steps=0,
         )
+
         self._of_lightning = frozenset(vars(self.trainer))
 
     def training_batches(self, training: Batches) -> TrainingBatches:
@@ -316,7 +321,8 @@ class _WatchedTrainer(Trainer):  # type: ignore[misc]  # its base has no types
 
 
 def _horizon_of(trainer: Any, subject: LightningTrainable) -> Horizon | None:
-    """Return the end that the arguments state; ``None`` if there is none, or it is not counted in steps of trials."""
+    """Return the end that the Trainer's arguments state; ``None`` if there is none, or it cannot be counted in steps of
+    trials."""
     batches = trainer.num_training_batches
     epochs, updates = trainer.fit_loop.max_epochs, trainer.fit_loop.max_steps
     if not (trainer.lightning_module.automatic_optimization and 0 < batches < math.inf):

@@ -24,7 +24,10 @@ class Progress:
 
     A checkpoint of Lightning's is one of a fit that is begun again, which skips what remains of an epoch's hooks and
     forgets what was logged. Here both Trainers are within the same lines of code, so that counters and flags suffice,
-    and the lists and tables that callbacks keep on a Trainer. Attributes in ``own`` are Lightning's.
+    and the lists and tables that callbacks keep on a Trainer.
+
+    Args:
+        own: names of the attributes that Lightning gave the Trainer.
     """
 
     def __init__(self, trainer: Trainer, own: Collection[str]) -> None:

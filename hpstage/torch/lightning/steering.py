@@ -27,7 +27,12 @@ class Steering:
     """Gives new values to param groups and ``hparams`` where they change.
 
     A value that never changes steers nothing: the module has been made with it, and its own schedulers continue from
-    there. A field that a schedule has changed once is that schedule's alone. Others read the names in ``read``.
+    there. A field that a schedule has changed once is that schedule's alone.
+
+    Args:
+        module: as made under ``hp``.
+        hp: the values at step 0.
+        read: names that others read.
     """
 
     def __init__(
@@ -44,8 +49,14 @@ class Steering:
         self.steered: set[str] = set()
 
     def refuse_unread(self, made_by: Any) -> None:
-        """Refuse hyperparameters that nothing reads, or with another value of which an optimizer was built. What has
-        made the module has read those that it takes."""
+        """Refuse hyperparameters without effect.
+
+        Args:
+            made_by: what has made the module; it has read those that it takes.
+
+        Raises:
+            UsageError: nothing reads one of them, or an optimizer was built with another value.
+        """
         taken = inspect.signature(made_by).parameters
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
             return
@@ -65,7 +76,14 @@ class Steering:
                         )
 
     def refuse_scheduled_twice(self, names: Collection[str], scheduler: Any) -> None:
-        """Refuse these hyperparameters, which change, if one is a rate that a scheduler sets, too."""
+        """Refuse schedules of a learning rate that a scheduler of ``configure_optimizers`` sets, too.
+
+        Args:
+            names: the hyperparameters that change.
+
+        Raises:
+            UsageError: there is one.
+        """
         for name in names:
             if any("lr" in _values(group, {name: 0}) for group in scheduler.optimizer.param_groups):
                 raise UsageError(
@@ -75,7 +93,12 @@ class Steering:
                 )
 
     def apply(self, hp: Mapping[str, Scalar]) -> None:
-        """Apply the values of a step. Refuse a change that nothing reads after ``__init__``."""
+        """Apply the values of a step.
+
+        Raises:
+            UsageError: a value has changed that nothing reads after ``__init__``.
+            StateError: something else has changed a field that follows a schedule.
+        """
         if hp == self.hp and not self.steered:
             return
         before, self.hp = self.hp, dict(hp)

@@ -76,7 +76,11 @@ class Weighted(SampleOrder):
 
 
 def order_of(sampler: Any) -> tuple[SampleOrder, dict[str, Any]]:
-    """Return the order that stands for a sampler, and by name what decides it besides (seed, epoch)."""
+    """Return the order that stands for a sampler, and by name what decides it besides (seed, epoch).
+
+    Raises:
+        UsageError: the sampler's order cannot be made a function of (seed, epoch).
+    """
     kind = type(sampler)
     # By their names: torchdata's StatefulDataLoader has a RandomSampler of its own. A subclass may do anything.
     known = kind.__module__ == "torch.utils.data.sampler" or kind.__module__.startswith("torchdata.")
@@ -120,8 +124,14 @@ class Cut:
     end: Literal["full", "short", "dropped"]
 
     def batch(self, position: int, size: int) -> tuple[int, int]:
-        """Return the position where the next batch after ``position`` begins, and its number of samples. What is left
-        of an epoch is dropped by the step that would take it: under its batch size, whatever the last one was."""
+        """Return the position where the next batch after ``position`` begins, and its number of samples.
+
+        What is left of an epoch is dropped by the step that would take it: under its batch size, whatever the last one
+        was.
+
+        Raises:
+            UsageError: no epoch has a batch of this size.
+        """
         if self.end == "full":
             return position, size
         left = self.population - position % self.population

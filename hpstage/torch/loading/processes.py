@@ -62,9 +62,15 @@ class Died(Exception):
 
 
 class Processes:
-    """Loads batches in processes of its own, which are started when needed and end with :meth:`close`. Not thread-safe.
+    """Loads batches in processes of its own, which are started when needed and end with :meth:`close`.
 
-    ``cut`` is how batches are expected to follow each other.
+    Not thread-safe: one thread at a time.
+
+    Args:
+        samples: makes batches.
+        order: the order of samples.
+        cut: how batches are expected to follow each other.
+        workers: their number and settings; ``count`` is at least 1.
     """
 
     def __init__(self, samples: Samples, order: SampleOrder, cut: Cut, workers: Workers) -> None:
@@ -331,7 +337,11 @@ class _Failure:
 
 
 def _see_repeatable(samples: Samples, seed: int, start: int, indices: Indices) -> None:
-    """Load a sample twice under the same key, and refuse a data set that depends on what it has loaded before."""
+    """Load a sample twice under the same key.
+
+    Raises:
+        UsageError: they differ: the data set depends on what it has loaded before.
+    """
     first = indices[:1].tolist()
     try:
         one, other = (digest(samples.made(seed, start, first)) for _ in range(2))
@@ -359,8 +369,13 @@ def _see_plain(batch: Any) -> None:
 
 
 class _Sent:
-    """Values of a data set and of its collate function when worker processes were started: they have them as they were
-    then. The trainable that owns them is not looked into: training changes it."""
+    """Values of a data set and of its collate function when worker processes were started.
+
+    Args:
+        parts: the objects, by name.
+        owner: the trainable, which is not looked into: training changes it.
+        stateless: paths to ignore.
+    """
 
     def __init__(self, parts: dict[str, object], owner: object, stateless: Collection[str]) -> None:
         beyond = Survey()

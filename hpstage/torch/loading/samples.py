@@ -48,6 +48,10 @@ class Samples:
     A data set with ``__getitems__`` makes a batch in one call, so that it draws as a function of the seed, the position
     of the first sample and the batch size.
 
+    Args:
+        dataset: map-style.
+        collate: makes a batch from samples; ``None`` for torch's ``default_collate``.
+
     Attributes:
         draws: whether the user's code makes samples or batches, which may draw random numbers.
     """
@@ -61,8 +65,10 @@ class Samples:
         self.draws = self._makes or self._own_collate
 
     def load(self, seed: int, start: int, indices: Indices, is_wanted: Callable[[], bool] | None = None) -> Any:
-        """Return the batch of the samples at ``indices``, the first of them at position ``start``; ``None`` once it is
-        not wanted any more. Leaves the global generators keyed."""
+        """Return the batch of the samples at ``indices``, the first of them at position ``start``.
+
+        Leaves the global generators keyed. Checks ``is_wanted`` before each sample; once it is false, returns ``None``.
+        """
         samples = self.made(seed, start, indices.tolist(), is_wanted)
         if samples is None:
             return None
@@ -123,8 +129,10 @@ def rows(tensor: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
 
 
 def moved(batch: Any, device: torch.device | None) -> Any:
-    """Return ``batch`` with its tensors on ``device``, including those in dicts, lists and (named) tuples. From pinned
-    memory they are copied while training continues. ``None`` and the CPU leave the batch as it is."""
+    """Return ``batch`` with its tensors on ``device``, including those in dicts, lists and (named) tuples.
+
+    From pinned memory they are copied while training continues. ``None`` and the CPU leave the batch as it is.
+    """
     return batch if device is None or device.type == "cpu" else _moved(batch, device)
 
 

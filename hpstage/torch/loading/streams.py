@@ -40,6 +40,9 @@ class StreamBatches(PlainBatches):
     Args:
         data: iterable, with ``state_dict`` and ``load_state_dict`` for the position after the last sample; or a
             DataLoader of it.
+        collate: makes a batch from samples; ``None`` for torch's ``default_collate``.
+        device: where tensors of the batch are moved to; ``None``: they stay where they are.
+        num_workers: must be 0.
         by_epoch: whether the last batch of a pass may be short; a DataLoader decides that itself.
         who: what gave the data, for errors.
     """

@@ -91,7 +91,11 @@ class Source:
     taken: tuple[Taken, ...] = ()
 
     def outdated(self, *, within: bool = False) -> str | None:
-        """Return the attribute, or with ``within`` the list, that has changed since it was taken over, if any has."""
+        """Return the attribute that has another value than the one that was taken over, if there is one.
+
+        Args:
+            within: whether to look into lists, too.
+        """
         for one in self.taken:
             now = getattr(one.owner, one.name, None)
             same = now is one.value or (isinstance(now, bool | int) and now == one.value)
@@ -123,7 +127,11 @@ def _taken(dataset: Any, loader: DataLoader[Any] | None = None) -> Iterator[Take
 
 def of_loader(loader: DataLoader[Any], workers: Workers) -> Source:
     """Return the source that stands for a DataLoader over a map-style data set, whose settings replace those of
-    ``workers``. Refuse a setting that cannot be taken over, by name."""
+    ``workers``.
+
+    Raises:
+        UsageError: it has a setting that cannot be taken over. The message names it.
+    """
     if loader.batch_size is None:
         if loader.batch_sampler is None:
             raise UsageError(

@@ -30,7 +30,12 @@ _SEEDS = (1, 2)  # of the members on which a program is planned, and on which it
 
 class Builder:
     """Makes the programs of one trainable on one device: one trace for each shape of batches, and from its rest a
-    program for each number of members."""
+    program for each number of members.
+
+    Args:
+        subject: whose ``update()`` is trained.
+        effects: see :class:`hpstage.torch.backends.stacked.tracing.Tracer`.
+    """
 
     def __init__(self, subject: TorchTrainable, device: torch.device, effects: Effects | None = None) -> None:
         self.device = device
@@ -77,8 +82,12 @@ class Builder:
     def programs(
         self, step: Divided, form: Form, example: Callable[[], Sequence[Tensor]], most: int | None
     ) -> list[Program]:
-        """Return the programs by which so many members are trained in a step, one after the other: at most ``most`` as
-        one; ``None``: all of them, whatever building that takes. ``example`` is as for :meth:`program`."""
+        """Return the programs by which so many members are trained in a step, one after the other.
+
+        Args:
+            example: returns a member's inputs, without results of the prefix.
+            most: how many are trained as one at most. ``None``: all of them, whatever building that takes.
+        """
         worth, (width, shared) = self.worth(step), form
         if most is None or form == ALONE:
             if form not in worth:
@@ -106,7 +115,8 @@ class Builder:
         raise NotStackable(f"the bits of a step of {width} members differ from those of {width} separate steps")
 
     def _agrees(self, step: Divided, made: Program, example: Sequence[Tensor]) -> bool:
-        """Return whether a program gives each of some other members the result that it has without the others."""
+        """Return whether a program gives each of some other members the result that the member has without the
+        others."""
         alone = self.program(step, 1, example)  # before there are members here, which take memory
         members = _probes(step, example, made.width, _SEEDS[1], made.shared)
         states = self._streams(made.width, made.shared).states

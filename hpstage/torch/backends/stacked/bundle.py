@@ -26,7 +26,14 @@ from hpstage.torch.backends.stacked.tracing import Trace
 
 
 class Member:
-    """A model with its optimizer, which a bundle trains in their place until it writes into them."""
+    """A model with its optimizer, which a bundle trains in their place until it writes into them.
+
+    Args:
+        trace: of its next step, if that is known.
+
+    Raises:
+        NeedsPython: there is no stacked form of the optimizer.
+    """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, trace: Trace | None = None) -> None:
         self.model, self.optimizer = model, optimizer
@@ -70,7 +77,8 @@ class Member:
         return self.parameters | dict(self.model.named_buffers())
 
     def state(self, index: int, names: Sequence[str]) -> list[list[Tensor] | None]:
-        """Return the optimizer's tensors for the trained parameters of a group; None before its first step."""
+        """Return the optimizer's tensors for the trained parameters of a group, by what they are; None before its first
+        step."""
         formula = self.formulas[index]
         states = [self.optimizer.state.get(self.parameters[name], {}) for name in names]
         found = set()
@@ -112,8 +120,11 @@ class Member:
 
 class Bundle:
     """Members that are trained as one. A member's bits depend on nothing but itself: neither on how many there are, nor
-    on its slot, nor on the others. A bundle of one member is the reference. Bundles of one trainable may share their
-    builder; ``trace`` is that of the first step, if it is known.
+    on its slot, nor on the others. A bundle of one member is the reference.
+
+    Args:
+        builder: makes the programs of one trainable; bundles of the same trainable may share it.
+        trace: of its first step, if that is known.
     """
 
     def __init__(self, builder: Builder, trace: Trace | None = None) -> None:
@@ -135,8 +146,13 @@ class Bundle:
         """For each member, the number of members with which it was stacked in the last step, itself included."""
 
     def join(self, model: nn.Module, optimizer: torch.optim.Optimizer, trace: Trace | None = None) -> Member:
-        """Add a member in a new last slot. Until it leaves, its model and its optimizer are not up to date. Raises
-        :class:`NotStackable` if there is no stacked form of its optimizer, or it is of another kind than the others'.
+        """Add a member in a new last slot. Until it leaves, its model and its optimizer are not up to date.
+
+        Args:
+            trace: of its next step, if that is known.
+
+        Raises:
+            NotStackable: there is no stacked form of its optimizer, or it is of another kind than the others'.
         """
         member = Member(model, optimizer, trace)
         if self.members and not member.steps_like(self.members[0]):
@@ -332,8 +348,12 @@ class Bundle:
         hp: Sequence[Mapping[str, Scalar]],
         most: int | None,
     ) -> list[Program]:
-        """Return the programs for what members have in common in this step. ``columns`` are the members' tensors, for
-        each of a batch and each result of the prefix, ``batch`` the first member's."""
+        """Return the programs for what members have in common in this step.
+
+        Args:
+            columns: of each tensor of a batch, and then of each result of the prefix, the members'.
+            batch: the first member's.
+        """
         common = self._common
         assert common is not None
         shared = common.of(columns, [member.stream for member in self.members])

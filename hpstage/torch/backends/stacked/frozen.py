@@ -34,8 +34,12 @@ class Frozen:
 
 
 class Common:
-    """Determines which inputs of the rest of a step are the same tensor for all members, of which a single one shares
-    nothing. ``kept`` are, for each of ``trace.kept``, the members' tensors."""
+    """Determines which inputs of the rest of a step are the same tensor for all members.
+
+    Args:
+        kept: for each of ``trace.kept``, the members' tensors.
+        width: number of members; a single one shares nothing.
+    """
 
     def __init__(self, trace: Trace, kept: Sequence[Sequence[Tensor]], width: int) -> None:
         first = len(trace.trained)
@@ -54,8 +58,12 @@ class Common:
         in: without random numbers, that is the prefix."""
 
     def of(self, batch: Sequence[Sequence[Tensor]], streams: Sequence[Tensor]) -> frozenset[int]:
-        """Return the indices of these inputs, and :data:`STREAM` if it is in common, in a step on this batch, given by
-        the members' tensors for each of it, under the members' states of torch's generator."""
+        """Return the indices of these inputs, and :data:`STREAM` if it is in common, in a step on this batch.
+
+        Args:
+            batch: of each of its tensors, the members'.
+            streams: the members' states of torch's generator.
+        """
         if not self._batch_matters or not all(map(_is_one, batch)):
             return self._shared
         return self._with_all if _is_one(streams) else self._with_batch

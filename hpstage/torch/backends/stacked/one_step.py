@@ -22,7 +22,11 @@ from hpstage.training.step_log import checked_name, recording, snapshot
 
 class OneStep:
     """Calls ``subject.update()`` and returns the loss, the gradients it would step with, all other tensors of the
-    model's, and the tensors that it logs. The model, the optimizer and the batch stay as they are."""
+    model's, and the tensors that it logs. The model, the optimizer and the batch stay as they are.
+
+    Raises:
+        NeedsPython: the optimizer trains what the model does not have, or gradients are seen by hooks.
+    """
 
     def __init__(
         self,
@@ -205,8 +209,10 @@ class Recorded(TorchFunctionMode):
     """Refuses what a recording would not see, or not repeat: values that leave torch, changes to tensors of nobody's,
     and parameters that are used after the optimizer's step, where they still have their values from before it.
 
-    A step's ``own`` tensors are parameters, buffers, the batch, and what it makes. What code makes of the ``numbers``
-    alone is a number as well, and is not changed in place.
+    Args:
+        own: tensors of the step: parameters, buffers, the batch. Tensors that it makes are added.
+        numbers: tensors that stand for numbers. What code makes of numbers alone is a number as well, and is not
+            changed in place.
     """
 
     def __init__(

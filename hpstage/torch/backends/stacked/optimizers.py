@@ -120,8 +120,11 @@ class Adam(Formula):
 
 
 def formula_of(optimizer: torch.optim.Optimizer, group: Group) -> Formula:
-    """Return the formula of a param group. Two members can be stacked if theirs are equal. Raises :class:`NeedsPython`
-    if there is none for this optimizer, or for one of its options."""
+    """Return the formula of a param group. Two members can be stacked if theirs are equal.
+
+    Raises:
+        NeedsPython: there is none for this optimizer, or for one of its options.
+    """
     name = type(optimizer).__name__
     for option in ("amsgrad", "maximize", "differentiable"):
         if group.get(option):

@@ -44,8 +44,12 @@ class MixesSamples(Exception):
 
 
 def rows_of(graph: Iterable[Node], batch: Iterable[Node], samples: int) -> dict[Node, Rows] | None:
-    """Return where the values that depend on a batch have their samples, of which its tensors have so many along their
-    first dimension; None if an operation of the graph mixes them."""
+    """Return where the values that depend on a batch have their samples; None if an operation mixes them.
+
+    Args:
+        graph: the operations, in order.
+        batch: tensors of ``samples`` samples along their first dimension.
+    """
     analysis = _Analysis(dict.fromkeys(batch, Rows(0, 1)), samples)
     of_batch = set(analysis.rows)
     for node in graph:
@@ -72,7 +76,11 @@ def _is_repeated(node: Node, samples: int) -> bool:
 
 
 class _Analysis:
-    """Where values have their samples, as far as that is known: at first, those of the batch."""
+    """Where values have their samples, as far as that is known.
+
+    Args:
+        rows: of the tensors of the batch; others are added.
+    """
 
     def __init__(self, rows: dict[Node, Rows], samples: int) -> None:
         self.rows = rows
@@ -224,8 +232,11 @@ def _layer_norm(analysis: _Analysis, node: Node) -> Rows:
 
 
 def _batches(*, evaluated: int | None = None) -> _Rule:
-    """Return the rule for an operation whose first argument has the samples along its first dimension. The argument
-    ``evaluated`` of normalisation must be False: whether statistics are those of the batch."""
+    """Return the rule for an operation whose first argument has the samples along its first dimension.
+
+    Args:
+        evaluated: the argument that must be False, of normalisation: whether statistics are those of the batch.
+    """
 
     def rule(analysis: _Analysis, node: Node) -> Rows:
         rows = analysis.first(node)

@@ -80,8 +80,11 @@ class Slot(TorchLoop):
         return not self._stacking().as_it_is
 
     def train_as_it_is(self, *present: Any) -> Exception | None:
-        """Train on the rest of a step's batches by ``update()``, and before on the ``present`` one, which was taken.
-        Return what that has ended in, if anything."""
+        """Train on the rest of a step's batches by ``update()``; return what that has ended in, if anything.
+
+        Args:
+            present: the batch that was taken last, if it has not been trained on.
+        """
         self.detach()
         self._give_values()
         rekey(self._seed, self.step)  # all generators: a step that is recorded draws from torch's alone
@@ -188,7 +191,8 @@ class Stack:
                     going.remove(slot)
 
     def _step(self, shape: object, batches: Mapping[Slot, Any]) -> Iterator[tuple[Slot, Exception | None]]:
-        """Train on one batch of each of these slots. Yield those whose step has ended, with the error if any."""
+        """Train on one batch of each of these slots. Yield the slots whose step has ended, with the error if there is
+        one."""
         for bundle in self._bundles.get(shape, ()):
             for slot in (self.first, *self.slots):
                 if slot.bundle is bundle and slot not in batches:
@@ -217,7 +221,8 @@ class Stack:
         )
 
     def _enter(self, slot: Slot, batch: Any, bundles: list[Bundle]) -> NotStackable | None:
-        """Add a slot to a bundle that takes the same step, or to a new one; return why if neither is possible."""
+        """Add a slot to a bundle that takes the same step, or to a new one; return the reason if neither is
+        possible."""
         trace = self._trace(slot, batch)
         fitting = [bundle for bundle in bundles if bundle.trace is trace and len(bundle.members) < self.memory.most]
         refused = None
@@ -295,7 +300,8 @@ class Stack:
                 yield slot, ending
 
     def _by_step(self, slots: list[Slot], batches: Mapping[Slot, Any]) -> list[list[Slot]]:
-        """Divide slots that failed as one into those that take the same step, else into single ones."""
+        """Divide slots that failed as one into those that take the same step, or each by itself if the error is one's
+        own."""
         found: dict[Trace | Slot, list[Slot]] = {}
         for slot in slots:
             found.setdefault(self._trace(slot, batches[slot]) or slot, []).append(slot)
@@ -323,7 +329,11 @@ class Stack:
 
 class DeviceMemory:
     """Memory of the device on which several models are trained. The first time that it runs out, states that are kept
-    there leave it; then half as many models are trained as one, each time. A step of one that finds none has failed."""
+    there leave it; then half as many models are trained as one, each time. A step of one that finds none has failed.
+
+    Args:
+        who: the trainable's class, for messages.
+    """
 
     def __init__(self, who: str) -> None:
         self._who = who
@@ -333,8 +343,11 @@ class DeviceMemory:
 
     @contextmanager
     def tried(self, outcomes: Sequence[list[Exception | None]]) -> Iterator[None]:
-        """Try a step of several slots. What finds no memory is tried again, if there is more then. Of the outcomes of
-        each slot the last one is that of this step; a slot without has the error that ends it."""
+        """Try a step of several slots. What finds no memory is tried again, if there is more then.
+
+        Args:
+            outcomes: of each slot, the last one that of this step; a slot without has the error that ends it.
+        """
         try:
             yield
         except Exception as error:
@@ -357,8 +370,12 @@ class DeviceMemory:
 
 @contextmanager
 def put_back(who: str, loops: Sequence[TorchLoop]) -> Iterator[None]:
-    """Watch all that training can reach. What has changed on exit is as it was before, and refused by name:
-    :class:`NeedsPython` if it is a model or an optimizer, of which each has its own, and can be trained by itself."""
+    """Watch all that training can reach. What has changed on exit is as it was before, and refused by name.
+
+    Raises:
+        NeedsPython: a model or an optimizer has changed: each has its own, and can be trained by itself.
+        NotStackable: something has changed that all of them share.
+    """
     before = [(loop, loop.portrait(), loop.snapshot()) for loop in loops]
     try:
         yield

@@ -11,7 +11,12 @@ from torch import Tensor
 
 
 class Streams:
-    """The states of torch's generator on a device for all members, in slots' order."""
+    """The states of torch's generator for all members, in slots' order.
+
+    Args:
+        device: whose generator the operations draw from.
+        states: of that generator.
+    """
 
     def __init__(self, device: torch.device, states: Sequence[Tensor] = ()) -> None:
         self._generator = generator_of(device)

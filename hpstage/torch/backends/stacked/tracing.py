@@ -122,7 +122,12 @@ class Trace:
 
 
 class Tracer:
-    """Traces steps of ``subject``, and gives the same trace again where it would be equal."""
+    """Traces steps of ``subject``, and gives the same trace again where it would be equal.
+
+    Args:
+        subject: whose ``update()`` is traced.
+        effects: watches what a step could change besides tensors, to refuse those that do.
+    """
 
     def __init__(self, subject: TorchTrainable, effects: Effects | None = None) -> None:
         self.subject = subject
@@ -161,8 +166,12 @@ class Tracer:
 
 
 def trace(one: OneStep, effects: Effects | None = None) -> Trace:
-    """Trace a step. Nothing is trained: all objects are as before. Raises :class:`NotStackable` if ``update()`` behaves
-    differently with other values, :class:`NeedsPython` if it needs that, or more than computes gradients and steps."""
+    """Trace a step. Nothing is trained: all objects are as before.
+
+    Raises:
+        NeedsPython: ``update()`` needs Python at each step, or does more than compute gradients and step.
+        NotStackable: it behaves differently with other values.
+    """
     before = random.getstate(), np.random.get_state()
     # By default make_fx makes a mode of fake tensors for each value of a graph, which is half of what tracing takes.
     described = tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True)))
@@ -261,8 +270,13 @@ def compared(made: Trace, one: OneStep) -> bool:
     """Compare a recording with ``update()`` itself, on other parameters and on a batch in another order.
 
     A large tensor that the step leaves as it is stays, if nothing has taken its address so far: then all that has read
-    it are operations, which are recorded. Return whether ``update()`` takes a batch in another order; else it is
-    compared on that of the recording.
+    it are operations, which are recorded.
+
+    Returns:
+        Whether ``update()`` takes a batch in another order; else it is compared on that of the recording.
+
+    Raises:
+        NotStackable: they differ by more than rounding.
     """
     example = [one.state[name] for name in (*made.trained, *made.kept)]
     example += [one.values[name] for name in made.values] + one.tensors

@@ -39,8 +39,11 @@ class _Runs:
 
 
 class Worth:
-    """Seconds measured or estimated for the programs of one step; ``in_common`` returns the share of a member's work
-    that is done once for all members which have inputs in common."""
+    """Seconds measured or estimated for the programs of one step.
+
+    Args:
+        in_common: returns the share of a member's work that is done once for all members which have inputs in common.
+    """
 
     def __init__(self, in_common: Callable[[frozenset[int]], float]) -> None:
         self._in_common = cache(in_common)  # which looks at the whole graph
@@ -70,15 +73,23 @@ class Worth:
         runs.seconds = seconds if weight == 1.0 else runs.seconds + weight * (seconds - runs.seconds)
 
     def division(self, form: Form, most: int) -> list[Form]:
-        """Return the programs, of at most ``most`` members, by which so many are trained: the largest first."""
+        """Return the programs, of those that there are, by which so many members are trained: the largest first.
+
+        Args:
+            most: the largest number of members of one.
+        """
         if form in self._runs and form[0] <= most:
             return [form]
         return _divided(form, [of for of in self._runs if of[0] <= most])
 
     def pays(self, form: Form, most: int) -> list[Form]:
         """Record a step of so many members for which there is no program. Return the programs that are worth building
-        for such steps: one for all, or those for powers of two into which the members are divided, at most ``most`` in
-        each, which other numbers need, too."""
+        for such steps: one for all, or those for powers of two into which the members are divided, which other numbers
+        need, too.
+
+        Args:
+            most: the largest number of members of such a part.
+        """
         alone, found = self._runs[ALONE].seconds, []
         if not math.isfinite(alone):
             return []
