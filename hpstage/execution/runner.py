@@ -59,7 +59,6 @@ class ChainRunner:
     Args:
         trainable: the trainable; it stays set up between chains, so that a chain that continues where the last one
             ended loads nothing.
-        checkpoints: the checkpoint store.
         live: states kept in memory.
         find_live: returns one of them, also if it is still being fetched.
         worker: name used in reports.
