@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import multiprocessing
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -49,8 +48,10 @@ class Batches(PlainBatches):
         self._warned = False
 
     def take(self, seed: int, position: int, count: int, size: int | None = None) -> Any:
-        """Return the batch of ``count`` samples from ``position`` (samples consumed so far), and leave the global
-        generators as they were. The next batch is expected to follow, of the same ``size``."""
+        """Return the batch of ``count`` samples from ``position`` (samples consumed so far).
+
+        Leaves the global generators as they were. The next batch is expected to follow, of the same ``size``.
+        """
         if self._tensors is not None:
             chosen = torch.from_numpy(self._order.take(seed, position, count))
             if self._index is not None:
@@ -58,9 +59,11 @@ class Batches(PlainBatches):
             batch: Any = [rows(tensor, chosen) for tensor in self._tensors]
         elif self.processes is not None:
             batch = self.processes.take(seed, position, count, size or count)
-        else:
-            with generators_restored() if self.samples.draws else nullcontext():
+        elif self.samples.draws:
+            with generators_restored():
                 batch = self.samples.load(seed, position, self._order.take(seed, position, count))
+        else:
+            batch = self.samples.load(seed, position, self._order.take(seed, position, count))
         return moved(batch, self._device)
 
     def of_step(self, seed: int, position: int, size: int, *, by_epoch: bool) -> Iterator[tuple[Any, int]]:

@@ -68,7 +68,11 @@ class Compared(Protocol):
 
 
 class Meaning:
-    """Compares steps of one trainable (``who``, for messages) in one process, and remembers which were compared."""
+    """Compares steps of one trainable in one process, and remembers which were compared.
+
+    Args:
+        who: the trainable's class, for messages.
+    """
 
     def __init__(self, who: str) -> None:
         self._who = who
@@ -105,8 +109,11 @@ class Meaning:
         train: Callable[[Any], Any],
         numerics: str,
     ) -> None:
-        """Train on a batch by ``train`` and eagerly, compare the results, and undo both. Raises :class:`StateError` if
-        they differ by more than rounding does."""
+        """Train on a batch by ``train`` and eagerly, compare the results, and undo both.
+
+        Raises:
+            StateError: they differ by more than rounding does.
+        """
         kind, known, steps = _kind(hp, batch), backend.state(), _UndoneSteps(of, hp, batch)
         left, tries = self._left.get(kind, (STEPS, _TRIES))
         self._left[kind] = left, tries - 1
@@ -220,7 +227,12 @@ def _how_far_apart(steps: _UndoneSteps, backend: StepBackend, train: Callable[[A
 
 
 class _Apart:
-    """Compares what two ways of training have changed, one as ``expected``, and decides how far apart they may be."""
+    """Compares the results of two ways of training, and decides how far apart they may be.
+
+    Args:
+        start: contents before the step.
+        expected, found: what the eager step has changed, and the other.
+    """
 
     def __init__(self, start: Reached, expected: Reached, found: Reached) -> None:
         self._start, self._expected, self._found = start, expected, found
@@ -234,7 +246,8 @@ class _Apart:
         self._distances = {path: self._distance(path, found) for path in expected.keys() | found.keys()}
 
     def _distance(self, path: str, other: Reached) -> float:
-        """Return the largest difference of a value from the expected one; if that is no tensor, 0 or infinity."""
+        """Return the maximum difference of a value from the expected one; for other objects than tensors, 0 or
+        infinity."""
         one, two = (of[path] if path in of else self._start.get(path) for of in (self._expected, other))
         if path.endswith(".grad") and (one is None or two is None):
             return 0.0  # whether gradients are left behind is up to the class
@@ -245,7 +258,11 @@ class _Apart:
         return 0.0 if one == two else math.inf
 
     def allow(self, rounded: Reached, most: float) -> None:
-        """Record an eager step with other last bits, which may allow ``most`` of the step's change."""
+        """Record an eager step with other last bits.
+
+        Args:
+            most: maximum share of the step's change that it may allow.
+        """
         self.rounded += 1
         for path in self._distances:
             spread = self._distance(path, rounded)
@@ -275,8 +292,14 @@ class _Apart:
 
     @property
     def closeness(self) -> float:
-        apart = {path: distance for path, distance in self._distances.items() if 0 < distance < math.inf}
-        return max((apart[path] / self._allowed(path) for path in apart if self._allowed(path)), default=0.0)
+        return max(
+            (
+                d / self._allowed(path)
+                for path, d in self._distances.items()
+                if 0 < d < math.inf and self._allowed(path)
+            ),
+            default=0.0,
+        )
 
     def worst(self) -> tuple[str, str, str, str]:
         """Return the path of the largest difference, both values, and the permitted difference."""
@@ -331,9 +354,14 @@ def _distance(one: Tensor, two: Tensor) -> float:
 
 
 def _scale(value: Any) -> float:
-    if not isinstance(value, Tensor) or not value.is_floating_point() or value.layout is not torch.strided:
+    if (
+        not isinstance(value, Tensor)
+        or not value.is_floating_point()
+        or not value.numel()
+        or value.layout is not torch.strided
+    ):
         return 0.0
-    return float(value.nan_to_num(0.0, 0.0, 0.0).abs().max()) if value.numel() else 0.0
+    return float(value.nan_to_num(0.0, 0.0, 0.0).abs().max())
 
 
 def _shown(value: Any) -> str:

@@ -70,8 +70,14 @@ _IGNORED_PREFIXES = ("save_", "hub_", "trackio_", "ddp_", "dataloader_")
 class Arguments:
     """The user's TrainingArguments without what does not decide training. Plain values, so that a key can hold them.
 
+    Args:
+        given: as the user has made them.
+
     Attributes:
         scheduler: what changes the learning rate, as errors name it; empty if nothing does.
+
+    Raises:
+        UsageError: a field is set that has no meaning in a search, or cannot be exact. The message names it.
     """
 
     def __init__(self, given: TrainingArguments) -> None:
@@ -152,10 +158,16 @@ class Arguments:
 
     def value(self, name: str) -> Any:
         """Return the value of a field, as far as no hyperparameter has its name."""
-        return self.fields[name] if name in self.fields else self._default(name)
+        if name in self.fields:
+            return self.fields[name]
+        return self._default(name)
 
     def cast(self, name: str, value: Scalar) -> Scalar:
-        """Return the value of a hyperparameter in the type of its field: it arrives as ``1`` for ``1.0``."""
+        """Return the value of a hyperparameter in the type of its field: it arrives as ``1`` for ``1.0``.
+
+        Raises:
+            UsageError: the field holds whole numbers, and the value is none.
+        """
         kind = next(field.type for field in dataclasses.fields(self.kind) if field.name == name)
         if kind in (float, "float") and type(value) is int:
             return float(value)

@@ -14,12 +14,15 @@ Group = dict[str, Any]
 
 _MULTIPLES = {"learning_rate": "lr", "weight_decay": "weight_decay"}
 """Hyperparameters, and the fields of groups that are multiples of them: biases have no weight decay."""
-_OF_ADAM = (("adam_beta1", "betas", tuple), ("adam_beta2", "betas", tuple), ("adam_epsilon", "eps", float))
 _FACTOR = "_factor"
 
 
 def built(trainer: Any, hp: Mapping[str, Scalar]) -> torch.optim.Optimizer:
-    """Return the optimizer that a Trainer creates. Its groups keep by which factors their fields follow ``hp``."""
+    """Return the optimizer that a Trainer creates. Its groups keep by which factors their fields follow ``hp``.
+
+    Raises:
+        UsageError: a hyperparameter that the optimizer does not have, or whose factors are unknown.
+    """
     args = trainer.args
     first = {name: getattr(args, name) for name in _MULTIPLES if name in hp}
     for name, value in first.items():
@@ -33,10 +36,13 @@ def built(trainer: Any, hp: Mapping[str, Scalar]) -> torch.optim.Optimizer:
             group[field + _FACTOR] = _factor(name, group[field], getattr(args, name), first=value)
         setattr(args, name, value)
     for group in optimizer.param_groups:
-        for name, field, kind in _OF_ADAM:
+        for name, field, kind in (("adam_beta1", "betas", tuple), ("adam_beta2", "betas", tuple), _EPSILON):
             if name in hp and type(group.get(field)) is not kind:
                 raise _without(optimizer, name)
     return optimizer
+
+
+_EPSILON = ("adam_epsilon", "eps", float)
 
 
 def group_values(group: Group, hp: Mapping[str, Scalar]) -> dict[str, Any]:

@@ -16,9 +16,6 @@ from hpstage.training.randomness import Purpose, generators_restored, rekey
 
 FIXED = frozenset(("per_device_train_batch_size", "gradient_accumulation_steps", "seed"))
 """Fields that a loader is made by: here they hold for a whole trial."""
-USUAL = {"train_sampling_strategy": "random", "dataloader_drop_last": False}
-"""Fields that decide the order, and the value with which the order is hpstage's."""
-_DECIDE = ("get_train_dataloader", "_get_train_sampler")
 
 
 def has_own_order(trainer: Trainer) -> bool:
@@ -27,13 +24,25 @@ def has_own_order(trainer: Trainer) -> bool:
 
 
 def orders_itself(kind: Any, fields: Mapping[str, Any]) -> bool:
-    """Return whether Trainers of a class, or of what makes them, do so, with these fields of their arguments."""
+    """Return whether Trainers of a class, or of what makes them, order samples in a way of their own, with these fields
+    of their arguments."""
     own = any(getattr(kind, name, getattr(Trainer, name)) is not getattr(Trainer, name) for name in _DECIDE)
     return own or any(fields[name] != value for name, value in USUAL.items())
 
 
+USUAL = {"train_sampling_strategy": "random", "dataloader_drop_last": False}
+"""Fields that decide the order, and the value with which the order is hpstage's."""
+
+
+_DECIDE = ("get_train_dataloader", "_get_train_sampler")
+
+
 def own_loader(trainer: Trainer) -> DataLoader[Any]:
-    """Return a new loader of a Trainer, which is left as it was."""
+    """Return a new loader of a Trainer, which is left as it was.
+
+    Raises:
+        UsageError: its batches cannot be addressed by their number.
+    """
     attributes, prepared = dict(vars(trainer)), trainer.accelerator._dataloaders
     before = len(prepared)
     with generators_restored():
@@ -67,8 +76,12 @@ class _Numbers:
 
 
 class OwnBatches(PlainBatches):
-    """The batches of a Trainer's own loader; a position is the number of batches consumed. A step accumulates so many
-    of them; at the end of an epoch there may be fewer, as under Trainer."""
+    """The batches of a Trainer's own loader; a position is the number of batches consumed.
+
+    Args:
+        make: returns a new loader.
+        accumulated: number of batches of a step; at the end of an epoch there may be fewer, as under Trainer.
+    """
 
     def __init__(self, make: Callable[[], DataLoader[Any]], accumulated: int) -> None:
         self._make = make

@@ -29,7 +29,8 @@ _EVENTS = frozenset(
     )
 )
 """Events of callbacks that happen at the same steps however training is cut."""
-_USUAL = (DefaultFlowCallback, PrinterCallback)
+
+
 _SHOW = frozenset(("trl.trainer.callbacks", f"{name}Callback") for name in ("RichProgress", "LogCompletions", "Weave"))
 """Callbacks of other libraries that only show."""
 
@@ -53,8 +54,11 @@ def see_collator(collator: Any) -> None:
 
 
 def used_callbacks(callbacks: Iterable[Any]) -> list[Any]:
-    """Return the callbacks without those of transformers that only show or save: a warning names them. Raise
-    :class:`UsageError` if one stops trials early, or listens to an event that does not happen."""
+    """Return the callbacks without those of transformers that only show or save: a warning names them.
+
+    Raises:
+        UsageError: one stops trials early, or listens to an event that does not happen.
+    """
     used = []
     for callback in callbacks:
         kind = callback if isinstance(callback, type) else type(callback)
@@ -85,10 +89,17 @@ def used_callbacks(callbacks: Iterable[Any]) -> list[Any]:
 
 
 def drop_callbacks(trainer: Any) -> None:
-    """Remove, from a Trainer that was made, the callbacks that only show or save; its class may have added some."""
+    """Remove, from a Trainer that was made, the callbacks that only show or save; its class may have added some.
+
+    Raises:
+        UsageError: as :func:`used_callbacks`.
+    """
     for callback in [*trainer.callback_handler.callbacks]:
         root = type(callback).__module__.partition(".")[0]
         if root == "sentence_transformers":  # they collect what a model card says
             continue
         if isinstance(callback, _USUAL) or not used_callbacks([callback]):
             trainer.remove_callback(callback)
+
+
+_USUAL = (DefaultFlowCallback, PrinterCallback)

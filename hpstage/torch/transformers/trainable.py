@@ -343,12 +343,9 @@ class TrainerTrainable(TorchTrainable):
 
     @staticmethod
     def _no_mixture(name: str, *, own_order: bool) -> UsageError:
-        does = "makes other data of it: prepare the sources first, and give it a Mixture of those as they are"
-        if own_order:
-            does = "orders samples itself: leave train_sampling_strategy, dataloader_drop_last and its loader as they "
-            does += "are by default"
         return UsageError(
-            f"train_dataset is a Mixture, whose weights decide which samples are taken, but {name} {does}"
+            f"train_dataset is a Mixture, whose weights decide which samples are taken, but {name} "
+            f"{_DECIDES[own_order]}"
         )
 
     def _weighs(self, name: str) -> bool:
@@ -423,6 +420,12 @@ class _Samples:
     samples: list[Any]
 
 
+_DECIDES = {
+    False: "makes other data of it: prepare the sources first, and give it a Mixture of those as they are",
+    True: "orders samples itself: leave train_sampling_strategy, dataloader_drop_last and its loader as they are by "
+    "default",
+}
+"""What a Trainer does to a mixture, by whether it has an order of its own."""
 _STOPPED = "a callback has set control.should_training_stop"
 _OF_SPEED = ("_runtime", "_samples_per_second", "_steps_per_second", "_model_preparation_time")
 

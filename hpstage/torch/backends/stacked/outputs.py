@@ -64,8 +64,12 @@ class Outputs:
     def of(
         self, prefix: Prefix, frozen: Sequence[Sequence[Tensor]], batches: Sequence[Sequence[Tensor]]
     ) -> list[Ahead]:
-        """Return what a prefix gives of each member's frozen tensors, which are one and the same where they are equal,
-        and batch; of equal batches, once for all."""
+        """Return what a prefix gives on each member's batch; of equal batches, once for all.
+
+        Args:
+            frozen: each member's tensors of :attr:`Prefix.frozen`, which are one and the same where they are equal.
+            batches: each member's tensors of :attr:`Prefix.batch`.
+        """
         of_step: dict[object, Ahead] = {}
         found = []
         for tensors, batch in zip(frozen, batches, strict=True):
@@ -112,8 +116,11 @@ class _Kept:
         self.seconds = math.inf
         """Seconds of the fastest timed computation; the first ones also allocate memory."""
         on_host = all(tensor.device.type == "cpu" for tensor in (*frozen, *batch))
-        of_host = HostMemory().part(_OF_HOST, 0) if on_host else 0
-        self._budget = max(_LEAST, self.nbytes_frozen // _SHARE, of_host)
+        self._budget = max(
+            _LEAST,
+            self.nbytes_frozen // _SHARE,
+            HostMemory().part(_OF_HOST, 0) if on_host else 0,
+        )
         self._prefix = prefix
         self._by_sample = None if prefix.samples is None else SampleStore(prefix.samples, self._run)
         self._last: tuple[bytes, Values] | None = None  # for siblings at the same step, where no more can be kept
@@ -184,7 +191,12 @@ def _digest(batch: Sequence[Tensor]) -> bytes | None:
 
 
 class SampleStore:
-    """The values of a prefix by sample; ``run`` returns those on a batch."""
+    """The values of a prefix by sample.
+
+    Args:
+        samples: where the values have their samples.
+        run: returns the values on a batch.
+    """
 
     def __init__(self, samples: Samples, run: Callable[[Sequence[Tensor]], Values]) -> None:
         self._samples, self._run = samples, run
@@ -208,7 +220,11 @@ class SampleStore:
         return tuple(map(self._joined, columns, self._forms, self._samples.rows))
 
     def add(self, keys: Sequence[bytes], batch: Sequence[Tensor], values: Values) -> bool:
-        """Keep the values on a batch by sample; return whether that is known to be exact."""
+        """Keep the values on a batch by sample; return whether that is known to be exact.
+
+        Raises:
+            StateError: a sample that is here has given other bits.
+        """
         if self._forms is None:
             if len({*keys}) < len(keys):
                 return True  # equal samples show nothing: that it is exact is tried out on the next batch
@@ -278,9 +294,12 @@ def digests(batch: Sequence[Tensor], samples: int) -> list[bytes] | None:
     base = hashlib.blake2b(digest_size=16)
     columns = []
     for tensor in batch:
-        if type(tensor) is not Tensor or tensor.layout is not torch.strided:
-            return None
-        if tensor.is_quantized or not tensor.numel():
+        if (
+            type(tensor) is not Tensor
+            or tensor.layout is not torch.strided
+            or tensor.is_quantized
+            or not tensor.numel()
+        ):
             return None
         place = tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % ALIGNMENT
         base.update(repr(place).encode())

@@ -143,8 +143,11 @@ def plan(
     tried: Tried | None = None,
 ) -> Plan:
     """Look at every operation of a step of all ``members``, given by the inputs of the trace but for its constants.
-    Those that are ``shared``, maybe :data:`STREAM`, are one tensor for all members. What was ``tried`` before was so on
-    the same device and under the same settings."""
+
+    Args:
+        shared: indices of inputs that are one tensor for all members, or :data:`STREAM`.
+        tried: of programs before, on the same device and under the same settings.
+    """
     width, tried = len(members), Tried() if tried is None else tried
     constants = constants_of(trace)
     result = Plan(width, constants, shared=shared, once=once_of(trace, shared))
@@ -263,8 +266,9 @@ def _holds(
     plan: Plan, node: Node, call: Call, alone: dict[Node, list[Any]], together: dict[Node, Any], outcome: Any
 ) -> bool:
     """Return whether the two ways also agree on other values: few elements agree by chance, and on special values."""
-    parts = outcome if isinstance(outcome, tuple | list) else [outcome]
-    elements = sum(part.numel() for part in parts if part is not None)
+    elements = sum(
+        part.numel() for part in (outcome if isinstance(outcome, tuple | list) else [outcome]) if part is not None
+    )
     inputs = [arg for arg in node.all_input_nodes if arg not in plan.constants]
     if is_exact(node) or not any(alone[arg][0].is_floating_point() for arg in inputs):
         return True
