@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, get_args, overload
 from hpstage.checkpoints import CheckpointStore
 from hpstage.cluster.main_guard import refuse_while_imported
 from hpstage.errors import ScheduleError, UsageError
-from hpstage.errors.arguments import METRIC, checked, in_tuple, one_of, optional, text, whole
+from hpstage.errors.arguments import (
+    METRIC,
+    checked,
+    in_tuple,
+    one_of,
+    optional,
+    text,
+    whole,
+)
 from hpstage.execution.trying_out import evaluate_untrained
 from hpstage.executor import Executor
 from hpstage.optuna.ledger import Callback

@@ -12,8 +12,25 @@ from hpstage.checkpoints import FolderCheckpoints
 from hpstage.errors import InternalError, UsageError
 from hpstage.executor import Executor
 from hpstage.plan.facts import ChainId, StateRef
-from hpstage.plan.messages import Amendment, BoundaryMissed, BoundaryReached, ChainEnded
-from hpstage.testing.chains import NODE, boundary, chain, ended, key, outcome, reached, seen, stage, until, workers
+from hpstage.plan.messages import (
+    Amendment,
+    BoundaryMissed,
+    BoundaryReached,
+    ChainEnded,
+)
+from hpstage.testing.chains import (
+    NODE,
+    boundary,
+    chain,
+    ended,
+    key,
+    outcome,
+    reached,
+    seen,
+    stage,
+    until,
+    workers,
+)
 from hpstage.testing.executor_case import ENDLESS, Audits, Open, chain_of
 from hpstage.testing.toys import Counter, Gate
 

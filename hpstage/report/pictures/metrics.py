@@ -57,8 +57,17 @@ def draw_metrics(book: Book) -> Figure:
     size = 9.0 if count <= 60 else 4.0 if count <= 300 else 1.5
     many = len(points) > style.MOST_SHAPES
     axes.scatter(x, y, s=size, color=style.BLUE, alpha=alpha, linewidths=0, zorder=3, rasterized=many)
-    name = "branch (the wider, the more trials)"
-    handles = [Line2D([], [], color=style.BLUE, marker="o", markersize=2.5, linewidth=0.9, label=name)]
+    handles = [
+        Line2D(
+            [],
+            [],
+            color=style.BLUE,
+            marker="o",
+            markersize=2.5,
+            linewidth=0.9,
+            label="branch (the wider, the more trials)",
+        )
+    ]
     if best is not None:
         passed = [(step, value) for node, step, value in points if step <= way.get(node, -1)]
         xs, ys = zip(*passed, strict=True) if passed else ((), ())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,11 +19,6 @@ _ROW = 0.21  # inches per cause
 _BELOW = 1.1  # inches of the lower panel
 _AROUND = 0.75  # inches above and below the causes
 _LEAST = 0.0005  # of what all trials would have taken: smaller causes would read 0.0% and get no row
-
-# Of the text behind a bar.
-_BEHIND: dict[str, Any] = {
-    "xytext": (3, 0), "textcoords": "offset points", "va": "center_baseline", "fontsize": style.SMALL
-}  # fmt: skip
 
 # Distinct from the colours of the activities in the panel below.
 _SUM, _SAVED, _SPENT = "#4D4D4D", style.SKY, style.VERMILION
@@ -69,7 +63,15 @@ def _waterfall(axes: Axes, falls: list[Step], most: float, early: float) -> None
         axes.barh(row, (right - left) / unit, left=left / unit, height=0.68, color=colour, linewidth=0)
         sign = "" if fall.total else "\N{MINUS SIGN}" if fall.seconds < 0 else "+"
         text = f"{sign}{abs(fall.seconds) / unit:,.{decimals}f}  {_percent(abs(fall.seconds) / reference)}"
-        axes.annotate(text, (right / unit, row), color=style.INK, **_BEHIND)
+        axes.annotate(
+            text,
+            (right / unit, row),
+            xytext=(3, 0),
+            textcoords="offset points",
+            va="center_baseline",
+            fontsize=style.SMALL,
+            color=style.INK,
+        )
         if row + 1 < len(falls):
             axes.plot([level / unit] * 2, [row, row + 1], color=style.FAINT, linewidth=0.6, zorder=0.5)
     places, labels = list(range(len(falls))), [fall.label for fall in falls]
@@ -77,7 +79,15 @@ def _waterfall(axes: Axes, falls: list[Step], most: float, early: float) -> None
         places.append(-1)
         labels.append("stopped early")
         text = f"{early / unit:,.{decimals}f} more to their ends"
-        axes.annotate(text, (0.0, -1), color=style.GREY, **_BEHIND)
+        axes.annotate(
+            text,
+            (0.0, -1),
+            xytext=(3, 0),
+            textcoords="offset points",
+            va="center_baseline",
+            fontsize=style.SMALL,
+            color=style.GREY,
+        )
     axes.set_yticks(places, labels=labels)
     for place, tick in zip(places, axes.get_yticklabels(), strict=True):
         tick.set_fontweight("bold" if place >= 0 and falls[place].total else "normal")
