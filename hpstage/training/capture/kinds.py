@@ -36,15 +36,32 @@ _DESCRIPTIONS = (
 # Their instances are machinery (compilers, threads), not what training computes with.
 _MACHINERY = (
     *_DESCRIPTIONS,
-    *("torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx", "torch.jit", "torch._C", "torch._ops"),
-    *("torch.autograd", "_thread", "_ctypes", "asyncio.unix_events", "multiprocessing.heap", "importlib", "hpstage"),
+    "torch._dynamo",
+    "torch._inductor",
+    "torch._functorch",
+    "torch.fx",
+    "torch.jit",
+    "torch._C",
+    "torch._ops",
+    "torch.autograd",
+    "_thread",
+    "_ctypes",
+    "asyncio.unix_events",
+    "multiprocessing.heap",
+    "importlib",
+    "hpstage",
     "keras.src.utils.tracking",  # which layer has which variables, by ids
     "flax.ids",  # which module is which, in this process
 )
 # Their instances show, record or run what is trained. Of those, the attributes count that the user's code reads.
 _SKIPPED = (
     *_DESCRIPTIONS,
-    *("logging", "tqdm", "tensorboard", "torch.utils.tensorboard", "optuna", "distributed"),
+    "logging",
+    "tqdm",
+    "tensorboard",
+    "torch.utils.tensorboard",
+    "optuna",
+    "distributed",
     # What training changes in these is kept by hpstage.torch.lightning.
     *(
         f"lightning.pytorch.{part}"

@@ -33,8 +33,18 @@ class Marked:
     """
 
     __slots__ = (
-        *("copy", "form", "gradient", "hooks", "own", "plain", "registered", "sample", "start", "storage"),
-        *("trained", "version"),
+        "copy",
+        "form",
+        "gradient",
+        "hooks",
+        "own",
+        "plain",
+        "registered",
+        "sample",
+        "start",
+        "storage",
+        "trained",
+        "version",
     )
 
     def __init__(self, obj: Any, *, sampled: bool = False, copied: bool = False) -> None:

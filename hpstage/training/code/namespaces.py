@@ -289,7 +289,12 @@ class Globals(ClassAttributes):
 _OF_PYTHON = frozenset(
     f"__{name}__"
     for name in (
-        *("annotations", "annotations_cache", "dataclass_fields", "dataclass_params", "orig_bases", "parameters"),
+        "annotations",
+        "annotations_cache",
+        "dataclass_fields",
+        "dataclass_params",
+        "orig_bases",
+        "parameters",
         "slotnames",
     )
 )

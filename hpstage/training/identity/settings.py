@@ -17,7 +17,12 @@ NEXT_HOOK = "next hook"
 """Not a setting: the number under which the next hook is registered."""
 _OF_PLACE = frozenset((NEXT_HOOK, "working directory", "threads", "hooks of saved tensors"))
 """Settings that other code manages, or that may differ between processes that train the same."""
-_OF_JAX = ("enable_x64", "default_matmul_precision", "default_prng_impl", "threefry_partitionable")
+_OF_JAX = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+)
 """The settings of JAX that decide bits."""
 _OFF = (False, None, "none")
 _UNREADABLE = object()
@@ -70,7 +75,7 @@ def described_jax() -> dict[str, str]:
     described = {
         "jax": jax.__version__,
         "jax device": f"{device.platform} ({device.device_kind})",
-        "jax settings": ", ".join(f"{name} {getattr(jax.config, f'jax_{name}')}" for name in _OF_JAX),
+        "jax settings": ", ".join(f"{name.removeprefix('jax_')} {getattr(jax.config, name)}" for name in _OF_JAX),
     }
     if device.platform == "cpu":
         described["jax threads"] = str(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count())
@@ -141,7 +146,7 @@ def _all(*libraries: str) -> dict[str, Setting]:
         found["numpy generator"] = partial(_of_numpy, arrays.random), partial(_set_numpy, arrays.random)
     if "jax" in libraries:
         config: Any = sys.modules["jax"].config
-        for name in (f"jax_{name}" for name in _OF_JAX):
+        for name in _OF_JAX:
             found[name] = partial(getattr, config, name), partial(config.update, name)
     return found
 

@@ -101,8 +101,10 @@ def _of_python() -> Iterator[tuple[str, Setting]]:
             if isinstance(function, FunctionType) and function.__globals__ is names:
                 for name in {*stored_in(function.__code__)}:
                     if type(names.get(name)) in _PLAIN:
-                        setting = partial(getattr, module, name), partial(_assign, module, name)
-                        yield f"{module.__name__}.{name}", setting
+                        yield (
+                            f"{module.__name__}.{name}",
+                            (partial(getattr, module, name), partial(_assign, module, name)),
+                        )
 
 
 def _assign(module: Any, name: str, value: Any) -> None:
