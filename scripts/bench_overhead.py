@@ -1,9 +1,10 @@
 """Seconds per stage outside the user's code: claim, load, publish, report.
 
-    .venv/bin/python scripts/bench_overhead.py [--json FILE] [--stages 60] [--repeats 5] [--megabytes 50]
+    .venv/bin/python scripts/bench_overhead.py [--json FILE] [--stages 60] [--forks 20] [--repeats 5] [--megabytes 50]
 
 Measured from outside, on one Dask worker: the wall time of a search minus the seconds spent in the user's own
-``train`` and ``evaluate``, over its stages.
+``train`` and ``evaluate``, over its stages. Times of forks are medians of --forks: the first three of a search are
+verified in a copy of its process, and take some three times as long.
 
 empty_stage_ms           a stage on a line of its own, fresh, with an empty state (one Dask task each)
 boundary_ms              a boundary inside a chain, with an empty state (no task of its own)
@@ -155,16 +156,22 @@ def files(root: Path, megabytes: float, repeats: int) -> dict[str, float]:
 def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--stages", type=int, default=60)
+    parser.add_argument("--forks", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--megabytes", type=float, default=50.0)
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     torch.set_num_threads(1)
     with hpstage.local_cluster(1) as cluster:
-        runs = [once(cluster, options.stages, options.megabytes, 5) for _ in range(options.repeats)]
+        runs = [once(cluster, options.stages, options.megabytes, options.forks) for _ in range(options.repeats)]
     table = {name: [run[name] for run in runs] for name in runs[0]}
     figures = shown(table, f"ms, {options.repeats} runs, {options.megabytes:g} MB")
-    figures |= {"megabytes": options.megabytes, "stages": options.stages, "repeats": options.repeats}
+    figures |= {
+        "megabytes": options.megabytes,
+        "stages": options.stages,
+        "forks": options.forks,
+        "repeats": options.repeats,
+    }
     write(options.json, figures)
     return 0
 
