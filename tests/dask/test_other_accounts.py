@@ -31,9 +31,12 @@ import optuna
 import hpstage
 from hpstage.testing.toys import Counter, Gate
 
+class Gated(Counter):
+    stateless = ("shut-from", "reached")  # the gate's files
+
 if __name__ == "__main__":
     hpstage.optimize(
-        optuna.create_study(), Counter(Gate(Path("gate"))), lambda trial: {"x": trial.suggest_int("x", 1, 9)},
+        optuna.create_study(), Gated(Gate(Path("gate"))), lambda trial: {"x": trial.suggest_int("x", 1, 9)},
         metric="total", steps=4, n_trials=2, executor=hpstage.cluster.DaskExecutor(n_workers=2, gpus=0), store="store",
     )
 """
