@@ -7,6 +7,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,3 +155,40 @@ def test_a_class_or_function_of_a_module_met_only_in_setup_is_refused_to_the_nex
     trainable.setup(hp_at(0))
     with pytest.raises(StateError, match=rf"{path}\S* has changed .* Import it at the top of your"):
         advance(trainable, 0, 1)
+
+
+NETS: dict[str, type[nn.Module]] = {}
+
+
+def registered(cls: type[nn.Module]) -> type[nn.Module]:
+    NETS[cls.__name__] = cls
+    return cls
+
+
+def from_a_registry(run: Any) -> None:
+    importlib.import_module(f"nets_{run.hp['kind']}")
+    net = NETS["Net"](2, 1)  # type: ignore[call-arg]
+    optimizer = torch.optim.SGD(net.parameters(), lr=run.hp["lr"])
+    run.attach(net=net, optimizer=optimizer)
+    for _ in run.steps():
+        optimizer.zero_grad()
+        net(torch.ones(2)).sum().backward()
+        optimizer.step()
+        run.report(weight=float(net.weight.detach().sum()))
+
+
+def test_a_registry_that_a_module_met_only_in_setup_fills_is_refused_to_the_next_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registers = f"from {__name__} import registered\nfrom torch import nn\n\n@registered\nclass Net(nn.Linear): pass\n"
+    (tmp_path / "nets_small.py").write_text(registers)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "nets_small", raising=False)
+    trainable: Any = as_trainable(from_a_registry)
+    hp = {"kind": "small", "lr": 0.1}
+    trainable.setup(hp)
+    trainable.train(0, hp)
+    trainable.setup(hp)
+    with pytest.raises(StateError, match=r":NETS has classes or functions that nets_small has put there"):
+        trainable.train(0, hp)
+    NETS.clear()

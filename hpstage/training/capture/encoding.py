@@ -30,7 +30,7 @@ from hpstage.training.capture.kinds import RANDOM_STATE, kind_of
 from hpstage.training.capture.on_disk import where_file_is, where_map_is
 from hpstage.training.capture.settings import refused_registration
 from hpstage.training.capture.stateful import RandomSource, stands_only
-from hpstage.training.capture.stateless import excluding
+from hpstage.training.capture.stateless import excluding, unmarked
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey
 from hpstage.training.capture.values import NO_HOOKS, device_of, hooks_of, is_tensor, same_hooks, storable
 from hpstage.training.capture.views import Views
@@ -88,8 +88,8 @@ class Encoder:
                 same = before is not None and now.same_memory(before.content) and now.form == before.content.form
                 if not same and (before is not None or self.is_new(record.obj)):
                     raise StateError(
-                        f"{record.path} has its memory in common with a tensor or array of a local variable, and no "
-                        f"state can hold both: keep a copy; {excluding(record.path)}"
+                        f"{unmarked(record.path)} has its memory in common with a tensor or array of a local variable, "
+                        f"and no state can hold both: keep a copy; {excluding(record.path)}"
                     )
         self._places.admit(local, self._now)
 
@@ -131,7 +131,8 @@ class Encoder:
         if kind == "function":
             if content[4] is not record.content[4]:
                 raise StateError(
-                    f"{path} has been given other code in training, which no state can hold: choose between functions"
+                    f"{unmarked(path)} has been given other code in training, which no state can hold: choose between "
+                    "functions"
                 )
             return kind, self.value(path, content[1]), self._pairs(path, content[2]), self._pairs(path, content[3])
         if kind == "values":
@@ -171,7 +172,7 @@ class Encoder:
         kind = type(value)
         if kind is int and value > SMALLEST_ADDRESS and (named := self._now.at_address(value)) is not None:
             raise StateError(
-                f"{path} holds the id() of {named}, which differs in the process that continues. Keep the "
+                f"{unmarked(path)} holds the id() of {named}, which differs in the process that continues. Keep the "
                 f"object itself, or its name, in its place; {excluding(path)}"
             )
         if kind in _ITSELF:
@@ -360,8 +361,8 @@ class Encoder:
             return "derived", number, plain, device_of(value), path
         if value.grad_fn is not None:
             raise StateError(
-                f"{path} is a tensor that is part of a graph of gradients, which no state can hold: detach() it, "
-                f"or take item(); {excluding(path)}"
+                f"{unmarked(path)} is a tensor that is part of a graph of gradients, which no state can hold: detach() "
+                f"it, or take item(); {excluding(path)}"
             )
         if not same_hooks(hooks_of(value), NO_HOOKS):
             raise refusals.hooked(path)
@@ -418,10 +419,12 @@ class Encoder:
             shape, strides, dtype = content.form[:3]
             if not is_tensor(obj):
                 raise StateError(
-                    f"{record.path} has got another form in training, which no state can hold: reshape() it"
+                    f"{unmarked(record.path)} has got another form in training, which no state can hold: reshape() it"
                 )
             if content.form[3] != before.form[3]:
-                raise StateError(f"{record.path} has moved from {before.form[3]} to {content.form[3]} in training")
+                raise StateError(
+                    f"{unmarked(record.path)} has moved from {before.form[3]} to {content.form[3]} in training"
+                )
             form = str(dtype).removeprefix("torch."), list(shape), list(strides)
             place = (self._places.of(storable(obj)), *form)
         gradient = self.value(f"{record.path}.grad", content.gradient)
@@ -459,9 +462,9 @@ class Encoder:
             return sorted(plain, key=repr)
         if not members.remade:
             raise StateError(
-                f"{path} is a set whose order no state can keep, since it has given up members, or was filled in "
-                f"another order: use a dict, which keeps the order in which it was filled (`next(iter(d))` is its "
-                f"first key); {excluding(path)}"
+                f"{unmarked(path)} is a set whose order no state can keep, since it has given up members, or was "
+                "filled in another order: use a dict, which keeps the order in which it was filled (`next(iter(d))` "
+                f"is its first key); {excluding(path)}"
             )
         return plain
 

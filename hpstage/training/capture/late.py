@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from hpstage.training.capture.kinds import MODULES, SETS
 from hpstage.training.capture.survey import Record, Survey
 from hpstage.training.code.graph import OF_CODE
 from hpstage.training.code.namespaces import ClassAttributes, LibraryNames, Slot
-from hpstage.training.code.owner import found_in, module_of
+from hpstage.training.code.owner import found_in, is_users_code, module_of
 
 
 def met_late(base: Survey, pristine: Survey) -> Iterator[Record]:
@@ -36,6 +36,27 @@ def met_late(base: Survey, pristine: Survey) -> Iterator[Record]:
         local = "<locals>" in record.path  # made again
         if record.kind is MODULES or (id(record.obj) in held and by_code and not local):
             yield record
+
+
+def registered_late(pristine: Survey, modules: Collection[str]) -> Iterator[tuple[Record, str]]:
+    """Yield the records that modules have changed by registering their classes or functions while setup imported them,
+    each with the name of a module. Python runs a module once, so that it does not register them again after a reset.
+
+    Args:
+        modules: the names of the modules that were loaded when ``pristine`` was surveyed.
+    """
+    if sys.modules.keys() <= modules:
+        return
+    for record in pristine:
+        if not record.changed():
+            continue
+        before = {id(obj) for _, obj in record.kind.children(record.content)}
+        for _, obj in record.kind.children(record.read()):
+            if id(obj) in before or not isinstance(obj, type | types.FunctionType):
+                continue
+            if module_of(obj) not in modules and is_users_code(obj) and _stands(obj):
+                yield record, module_of(obj)
+                break
 
 
 def _is_of_module(record: Record, pristine: Survey) -> bool:

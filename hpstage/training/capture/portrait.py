@@ -221,8 +221,8 @@ def differences(
 
 
 def shown(path: str) -> str:
-    """Return a path for display, without the mark that distinguishes a local variable from what it holds."""
-    return unmarked(path) if path.startswith(LOCAL) else path
+    """Return a path for display, without the marks that distinguish a variable from what it holds."""
+    return unmarked(path)
 
 
 def rank(path: str) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpstage.errors import HpstageError, StateError
 from hpstage.training.capture.containers import BULK
-from hpstage.training.capture.stateless import excluding
+from hpstage.training.capture.stateless import excluding, unmarked
 from hpstage.training.capture.survey import Record
 from hpstage.training.capture.values import is_lazy
 
@@ -18,7 +18,7 @@ Kinds = tuple[type, ...]
 
 def mixed_up(path: str) -> StateError:
     return StateError(
-        f"{path} is one of several in a set, and cannot be identified in another process: keep what training "
+        f"{unmarked(path)} is one of several in a set, and cannot be identified in another process: keep what training "
         f"changes in a list or a dict"
     )
 
@@ -35,8 +35,8 @@ def unmoving(record: Record) -> StateError:
         numbered = ".default_factory" in path
         own = ", or number the keys of a defaultdict by its length: `d.default_factory = d.__len__`" if numbered else ""
         return StateError(
-            f"{path} is a {what} that has moved on in training; its position can be in no state, so that forks "
-            f"would continue from another one. Make what it gives a function of the step, or keep a position of "
+            f"{unmarked(path)} is a {what} that has moved on in training; its position can be in no state, so that "
+            f"forks would continue from another one. Make what it gives a function of the step, or keep a position of "
             f"your own{own}; {excluding(path)}"
         )
     if kind == "bulk":
@@ -48,18 +48,18 @@ def unmoving(record: Record) -> StateError:
         )
     else:
         why = "has changed in training, and no state can hold what is inside: keep plain values (numbers, tensors)"
-    return StateError(f"{path} is a {what} that {why}; {excluding(path)}")
+    return StateError(f"{unmarked(path)} is a {what} that {why}; {excluding(path)}")
 
 
 def based(path: str, attribute: str) -> StateError:
     return StateError(
-        f"{path} is a view that training has made, and code reads a `{attribute}`, which no state can give back: "
-        f"keep a copy of it, or what it is a view of, and take views where they are used"
+        f"{unmarked(path)} is a view that training has made, and code reads a `{attribute}`, which no state can give "
+        f"back: keep a copy of it, or what it is a view of, and take views where they are used"
     )
 
 
 def hooked(path: str) -> StateError:
-    return StateError(f"{path} has been given a hook in training, which no state can hold: do it in model()")
+    return StateError(f"{unmarked(path)} has been given a hook in training, which no state can hold: do it in model()")
 
 
 def unstorable(path: str, value: Any) -> StateError:
@@ -70,24 +70,24 @@ def unstorable(path: str, value: Any) -> StateError:
         form = f"{layout} {value.dtype}".strip().replace("torch.", "")
         what = "has changed"
     return StateError(
-        f"{path} is a {_kind(value)} ({form}) that {what} in training, and no state can hold one: keep ordinary "
-        f"tensors and arrays from which it can be made; {excluding(path)}"
+        f"{unmarked(path)} is a {_kind(value)} ({form}) that {what} in training, and no state can hold one: keep "
+        f"ordinary tensors and arrays from which it can be made; {excluding(path)}"
     )
 
 
 def made_in_training(path: str, value: object) -> StateError:
     return StateError(
-        f"{path} holds a {_kind(value)} that training has made, and no state can hold one. Make it in model(), in "
-        f"__init__() or before run.attach(), so that it is there when a fork begins, or keep plain values "
+        f"{unmarked(path)} holds a {_kind(value)} that training has made, and no state can hold one. Make it in "
+        f"model(), in __init__() or before run.attach(), so that it is there when a fork begins, or keep plain values "
         f"(numbers, tensors, lists); {excluding(path)}"
     )
 
 
 def held_by_nothing(path: str) -> StateError:
     return StateError(
-        f"{path} is referred to weakly, and held by nothing that training reaches, so that no state can hold it: it "
-        f"may cease to exist at any time. Keep it by another attribute for as long as training depends on it; if "
-        f"training does not, name what refers to it in `stateless`"
+        f"{unmarked(path)} is referred to weakly, and held by nothing that training reaches, so that no state can hold "
+        "it: it may cease to exist at any time. Keep it by another attribute for as long as training depends on it; "
+        f"if training does not, name what refers to it in `stateless`"
     )
 
 

@@ -9,6 +9,7 @@ the differences from the base, and of all tensors and arrays created by setup.
 from __future__ import annotations
 
 import logging
+import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,11 +24,11 @@ from hpstage.training.capture.encoding import ANSWERED, Encoder, is_answered
 from hpstage.training.capture.guard import Guard
 from hpstage.training.capture.kind import same_value, torch
 from hpstage.training.capture.kinds import CACHE, MODULES, STORAGE, VALUES
-from hpstage.training.capture.late import met_late
+from hpstage.training.capture.late import met_late, registered_late
 from hpstage.training.capture.portrait import texts_of
 from hpstage.training.capture.refusals import cannot_be_read, held_by_nothing
 from hpstage.training.capture.stateful import arguments_kept, results_kept
-from hpstage.training.capture.stateless import excluding, joined
+from hpstage.training.capture.stateless import excluding, joined, unmarked
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey, plainly
 from hpstage.training.capture.surveyor import Surveyor
 from hpstage.training.capture.values import Marked, is_lazy, storable
@@ -58,6 +59,7 @@ class World:
         self._surveyor = self.surveyor(stateless)
         self._roots = roots
         self._patched: list[tuple[str, object]] | None = None
+        self._modules: frozenset[str] = frozenset()  # those that were loaded before the first setup
         self.pristine: Survey | None = None
         self.base: Survey | None = None
         self._warned: set[str] = set()
@@ -118,9 +120,9 @@ class World:
         for record in self._met_late():
             if record.changed():
                 raise StateError(
-                    f"{record.path} has changed in training. Its module was first imported in model() or setup(), so a "
-                    f"trial would begin with the value that another trial left. Import it at the top of your module; "
-                    f"{excluding(record.path)}"
+                    f"{unmarked(record.path)} has changed in training. Its module was first imported in model() or "
+                    "setup(), so a trial would begin with the value that another trial left. Import it at the top of "
+                    f"your module; {excluding(record.path)}"
                 )
         self._note_filled()
         self.base = None
@@ -128,7 +130,14 @@ class World:
         self._shared.begin()
         if self.pristine is None:
             self.pristine = self._surveyor.survey(self._all_roots(), copied=True)
+            self._modules = frozenset(sys.modules)
         else:
+            for record, module in registered_late(self.pristine, self._modules):
+                raise StateError(
+                    f"{unmarked(record.path)} has classes or functions that {module} has put there. That module was "
+                    "first imported in model() or setup(), and is not run again for the next trial, which would not "
+                    f"find them: import {module} at the top of your module; {excluding(record.path)}"
+                )
             self._watch(self._cached.values())
             for record in self.pristine:
                 _put_back(record, "a trial would begin with what another has left")
@@ -157,8 +166,8 @@ class World:
                 continue
             if is_lazy(record.obj):
                 raise StateError(
-                    f"{record.path} has no shape yet, and forks begin before the first batch gives it one: run a batch "
-                    f"through the model in model(), as torch recommends before an optimizer is made"
+                    f"{unmarked(record.path)} has no shape yet, and forks begin before the first batch gives it one: "
+                    f"run a batch through the model in model(), as torch recommends before an optimizer is made"
                 )
             before = self.pristine.records.get(id(record.obj))
             if before is not None and before is not record:  # setup has changed it
@@ -304,9 +313,9 @@ class World:
                 before, present = base.records.get(id(argument)), now.records.get(id(argument))
                 if before is not None and before is not present:
                     raise StateError(
-                        f"{record.path} has cached a result for {before.path}, which training changes: a fork would "
-                        f"get another result. Pass it the numbers or texts that it depends on instead, or keep the "
-                        f"result as an attribute"
+                        f"{unmarked(record.path)} has cached a result for {before.path}, which training changes: a "
+                        "fork would get another result. Pass it the numbers or texts that it depends on instead, or "
+                        f"keep the result as an attribute"
                     )
 
     def _watch(self, cached: Iterable[Record]) -> None:
@@ -319,8 +328,8 @@ class World:
                 self._cached[id(record.obj)] = Record(record.path, record.obj, record.kind, content, record.skip)
             elif known.changed():
                 raise StateError(
-                    f"{record.path}, which functools.lru_cache keeps, has changed in training, and is in no state: "
-                    f"a cached function must depend on its arguments alone; keep what changes on the trainable"
+                    f"{unmarked(record.path)}, which functools.lru_cache keeps, has changed in training, and is in no "
+                    f"state: a cached function must depend on its arguments alone; keep what changes on the trainable"
                 )
 
     @contextmanager
@@ -344,8 +353,8 @@ class World:
             for record in guard.changed():
                 if not guard.put_back(record):
                     raise StateError(
-                        f"{what} has changed {record.path}, so that training would depend on when it is called: "
-                        f"restore the old value there, or work on a copy; {excluding(record.path)}"
+                        f"{what} has changed {unmarked(record.path)}, so that training would depend on when it is "
+                        f"called: restore the old value there, or work on a copy; {excluding(record.path)}"
                     )
 
     @contextmanager
@@ -381,11 +390,11 @@ class World:
                 try:
                     _restore(record, values=record.kind is not VALUES)
                 except _CANNOT as error:
-                    raise StateError(f"{record.path} {why} ({error}): {remedy}") from None
+                    raise StateError(f"{unmarked(record.path)} {why} ({error}): {remedy}") from None
             for record in guard.changed():
                 if not guard.put_back(record):
                     reason = "it is too large to be copied" if record.content.plain else "no state can hold it"
-                    raise StateError(f"{record.path} {why} ({reason}): {remedy}")
+                    raise StateError(f"{unmarked(record.path)} {why} ({reason}): {remedy}")
 
     def _warn_once(self, record: Record, what: str) -> None:
         """Warn once that a change is not kept: it may be a cache, recreated each time, or something training needs."""
@@ -396,8 +405,8 @@ class World:
         made = next((label for label in now if label not in before), None)
         if made is not None:
             message = (
-                f"{what} has made {record.path}{made}. It is removed again, so that training does not depend on it; if "
-                f"it is a cache, make it in dataset() or __init__(), or name it in `stateless`"
+                f"{what} has made {unmarked(record.path)}{made}. It is removed again, so that training does not depend "
+                f"on it; if it is a cache, make it in dataset() or __init__(), or name it in `stateless`"
             )
         else:
             names = present if record.kind.name == "attributes" else ()
@@ -405,9 +414,9 @@ class World:
             if name is None or name == "training":  # changes by model.eval() are expected
                 return
             message = (
-                f"{what} has changed {record.path}.{name}. The change is undone, so that training does not depend on "
-                f"when it is called. Update values that training uses, such as a scheduler or a best value, in a "
-                f"training step"
+                f"{what} has changed {unmarked(record.path)}.{name}. The change is undone, so that training does not "
+                "depend on when it is called. Update values that training uses, such as a scheduler or a best value, "
+                f"in a training step"
             )
         self._warned.add(record.path)
         logger.warning("%s", message)
@@ -463,6 +472,6 @@ def _put_back(record: Record, why: str, *, values: bool = True) -> None:
         _restore(record, values=values)
     except _CANNOT as error:
         raise StateError(
-            f"{record.path} has changed in training, and cannot be put back ({error}): {why}. Make it in model() or "
-            f"setup(), which start over for each trial; {excluding(record.path)}"
+            f"{unmarked(record.path)} has changed in training, and cannot be put back ({error}): {why}. Make it in "
+            f"model() or setup(), which start over for each trial; {excluding(record.path)}"
         ) from None
