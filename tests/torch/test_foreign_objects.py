@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 import types
+from typing import Any
 from unittest.mock import MagicMock
 
+import pydantic
 import pytest
 import torch
 
+from hpstage.checkpoints.state_tree import reread
 from hpstage.testing.toys import Tape
 from hpstage.training.code.graph import Graph, functions_reached
 from hpstage.training.identity.code_identity import code_identity
+from tests.torch.trainables import Small, advance, fresh, outcome
 
 pytestmark = pytest.mark.sampled(4)
 
@@ -92,3 +96,20 @@ def test_the_main_module_may_be_taken_from_the_table_of_modules(monkeypatch: pyt
         return sys.modules["__main__"].__name__
 
     assert name in Graph(name).functions
+
+
+def test_a_model_of_pydantics_may_be_made_in_a_step_by_a_class_that_cannot_be_pickled() -> None:
+    class Config(pydantic.BaseModel):
+        scale: float = 2.0
+
+    class Configured(Small):
+        def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+            self.config = Config(scale=getattr(self, "config", Config()).scale + 1)
+            return super().loss(model, batch) * self.config.scale
+
+    trainable = fresh(Configured())
+    state = reread(advance(trainable, 0, 2).state_dict())
+    expected = outcome(advance(trainable, 2, 4))
+    other = fresh(Configured())
+    other.load_state_dict(state)
+    assert outcome(advance(other, 2, 4)) == expected

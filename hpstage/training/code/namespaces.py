@@ -122,8 +122,16 @@ def _is_plain(value: object) -> bool:
     return value is None or type(value) in (bool, int, float, str, bytes)
 
 
-_OF_ANY = ("_abc_impl", "__pydantic_setattr_handlers__")
-"""Caches in classes, of which subclasses there are and of how attributes are set: they follow from the class."""
+_OF_ANY = frozenset(
+    (
+        "_abc_impl",
+        "__pydantic_core_schema__",  # with the id() of its class
+        "__pydantic_serializer__",
+        "__pydantic_setattr_handlers__",
+        "__pydantic_validator__",
+    )
+)
+"""What libraries derive from a class and keep in it: it follows from the other attributes."""
 
 
 class ClassAttributes:
