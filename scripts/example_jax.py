@@ -1,4 +1,4 @@
-"""JAX on a stage tree: any object with five methods can be trained, and arrays of JAX can be its state.
+"""JAX on a stage tree: any object with five methods can be trained, and JAX arrays can be its state.
 
 .venv/bin/python scripts/example_jax.py        (needs jax and scikit-learn: pip install jax)
 """

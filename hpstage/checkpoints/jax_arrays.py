@@ -1,4 +1,4 @@
-"""JAX arrays in a state, as NumPy arrays of the same bytes and what makes them arrays of JAX again.
+"""JAX arrays in a state, as NumPy arrays of the same bytes and what makes them JAX arrays again.
 
 JAX is never imported to save a state: only a process that has imported it can hold one of its arrays.
 """
@@ -23,7 +23,8 @@ _DTYPES = frozenset(
 
 
 def is_array(value: object) -> bool:
-    """Whether this is an array of JAX or of its keys, and not a value that ``jax.jit`` or ``jax.grad`` traces."""
+    """Whether this is a JAX array (of numbers or of random keys), and not a value that ``jax.jit`` or ``jax.grad``
+    traces."""
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
 
@@ -35,23 +36,23 @@ def split(value: Any) -> tuple[Described, Any] | str:
     import numpy
 
     if value.is_deleted():
-        return "is an array of JAX that was donated to a jitted function, and is gone"
+        return "is a JAX array that was donated to a jitted function, and is gone"
     if not value.is_fully_addressable or len(value.devices()) > 1:
-        return "is an array of JAX on several devices"
+        return "is a JAX array on several devices"
     if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
         keys = numpy.asarray(jax.random.key_data(value))
         return ("key", str(jax.random.key_impl(value)), False), keys
     dtype = value.dtype.name
     if dtype not in _DTYPES:
-        return f"is an array of JAX of dtype {dtype}"
+        return f"is a JAX array of dtype {dtype}"
     array = numpy.asarray(value)
     if value.weak_type and not _same(_weak(array), value, array):
-        return f"is an array of JAX with a weak dtype ({dtype}): give it one, such as jnp.asarray(x, jnp.{dtype})"
+        return f"is a JAX array with a weak dtype ({dtype}): fix its dtype by jnp.asarray(x, jnp.{dtype})"
     return ("array", dtype, bool(value.weak_type)), _plain(array)
 
 
 def join(what: Described, array: Any) -> Any:
-    """Return the array of JAX that :func:`split` has split; it has memory of its own.
+    """Return the JAX array that :func:`split` has split; it has memory of its own.
 
     Raises:
         ValueError: there is no such array, or none in this process, as with 64 bits where JAX has 32.
@@ -63,7 +64,7 @@ def join(what: Described, array: Any) -> Any:
     if kind == "key":
         return jax.random.wrap_key_data(jax.numpy.array(array), impl=name)
     if name not in _DTYPES:
-        raise ValueError(f"unknown dtype {name} of an array of JAX")
+        raise ValueError(f"unknown dtype {name} of a JAX array")
     array = array.view(numpy.dtype(getattr(jax.numpy, name)))
     made = _weak(array) if weak else jax.numpy.array(array)
     if made.dtype != array.dtype:
@@ -75,7 +76,7 @@ def check(what: Described, leaf: Leaf) -> None:
     """Raise an error if :func:`join` could make nothing of what a leaf describes, on any host."""
     kind, name, _ = what
     if leaf.kind != "numpy" or (kind != "key" and (kind, name) not in {("array", dtype) for dtype in _DTYPES}):
-        raise ValueError(f"a leaf of kind {leaf.kind} is not an array of JAX of {what}")
+        raise ValueError(f"a leaf of kind {leaf.kind} is not a JAX array of {what}")
 
 
 def _plain(array: Any) -> Any:

@@ -95,7 +95,7 @@ def unflatten(tree: Node, values: Sequence[Any], join: Callable[[Any, Any], Any]
     """Rebuild a state; some error for an invalid structure.
 
     Args:
-        join: makes an array of JAX of what it is and its bytes.
+        join: makes a JAX array of its description and its bytes.
     """
     if not isinstance(tree, list):
         if isinstance(tree, (dict, float)):

@@ -142,7 +142,7 @@ class SimulatedCluster:
             self._agenda.clear()
 
     def at(self, after: float, act: Callable[[], object]) -> None:
-        """Call ``act`` after so many seconds."""
+        """Call ``act`` in ``after`` seconds."""
         heapq.heappush(self._agenda, (self.now + after, next(self._order), act))
 
     def wake(self) -> None:
@@ -223,7 +223,7 @@ class SimulatedCluster:
     def _leave(self, worker: WorkerId) -> None:
         """Let an idle worker leave, or cancel a worker that has not joined yet."""
         if self.trains(worker):
-            raise InternalError(f"{worker} trains, and is not to leave")
+            raise InternalError(f"{worker} is training and must not leave")
         reports = [WorkerLeft(slot, self.now, "closed") for slot in names_of(worker, self.slots) if slot in self.live]
         self._remove(worker)
         self.at(0.0, lambda: self._report(*reports))
@@ -256,7 +256,7 @@ class SimulatedCluster:
         return self.busy(names_of(worker, self.slots))
 
     def slowness(self, slots: Iterable[WorkerId]) -> float:
-        """Return how many times as long a step takes that these train together."""
+        """Return the factor by which a step takes longer when these slots train it together."""
         return max(self._fates[host_of(slot)].slowness for slot in slots)
 
     # --- demand and costs ---------------------------------------------------------------------------------
@@ -289,5 +289,5 @@ class SimulatedCluster:
 
     @property
     def paid_seconds(self) -> float:
-        """The seconds of all workers, from the request for each until it left, or now."""
+        """The seconds of all workers, each from its request until it left, or until now if it has not left."""
         return self._allocated + sum(self.now - since for since in self._allocated_since.values())

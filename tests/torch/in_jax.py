@@ -109,10 +109,10 @@ def test_arrays_that_cannot_be_state_may_be_held() -> None:
     [
         (
             lambda: jnp.broadcast_to(jnp.asarray(1.0), (3,)),
-            r"an array of JAX with a weak dtype \(float32\): give it one",
+            r"a JAX array with a weak dtype \(float32\): fix its dtype",
         ),
-        (lambda: jnp.ones(2, jnp.float8_e4m3fn), "an array of JAX of dtype float8_e4m3fn"),
-        (lambda: donated(jnp.ones(2)), "an array of JAX that was donated"),
+        (lambda: jnp.ones(2, jnp.float8_e4m3fn), "a JAX array of dtype float8_e4m3fn"),
+        (lambda: donated(jnp.ones(2)), "a JAX array that was donated"),
     ],
 )
 def test_what_cannot_be_restored_is_refused_by_its_path(make: Callable[[], Any], reason: str) -> None:

@@ -291,9 +291,9 @@ def _see_usable(subject: TorchTrainable) -> None:
         )
     if type(subject).update is not TorchTrainable.update:
         raise UsageError(
-            f"{name} has an update() of its own, and virtual_nodes = {nodes}: the gradients of a batch are there only "
-            f"after virtual nodes have shared them. Clip them by optimizer.register_step_pre_hook() in optimizer(), or "
-            f"give virtual_nodes = 1"
+            f"{name} overrides update() and has virtual_nodes = {nodes}: gradients are complete only after virtual "
+            f"nodes have averaged them. Clip them with optimizer.register_step_pre_hook() in optimizer(), or give "
+            f"virtual_nodes = 1"
         )
     if type(subject).extra_state is not TorchTrainable.extra_state:
         raise UsageError(

@@ -128,7 +128,8 @@ class Arguments:
         made = self._made({**self.fields, **{name: self.cast(name, hp[name]) for name in self.named(hp)}})
         if made.world_size > 1:
             raise UsageError(
-                "this process is one of several that torch.distributed joins: a trial trains on one device"
+                "this process is one of several in a torch.distributed group, but a trial trains on one device; run "
+                "the search in a single process"
             )
         made._n_gpu = min(made._n_gpu, 1)  # on several, Trainer would wrap the model in DataParallel
         _see(made)

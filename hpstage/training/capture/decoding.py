@@ -308,7 +308,7 @@ class Decoder:
 
     def _create_jax_array(self, array: Any) -> Any:
         if not jax_arrays.is_array(array):
-            raise StateError("the state holds something else in place of an array of JAX")
+            raise StateError("the state holds something else in place of a JAX array")
         return array
 
     def _create_array_view(

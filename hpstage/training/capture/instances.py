@@ -1,4 +1,4 @@
-"""Kinds of objects with attributes, and of the namespaces that code reaches."""
+"""Kinds of objects with attributes, and of the namespaces, cells and functions that code reaches."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class Foreign(Instance):
 def _inside(obj: Any) -> bytes | str | tuple[str, bytes] | None:
     if jax_arrays.is_array(obj):
         try:
-            return digest(obj)  # of all of it, once: an array of JAX never changes
+            return digest(obj)  # of all of it, once: a JAX array never changes
         except StateError:
             return pickled(obj) or "gone"  # none that a state could hold
     if isinstance(obj, mmap.mmap):

@@ -250,7 +250,7 @@ REFUSED: dict[str, tuple[Callable[[], Nodes], str]] = {
     "no number": (lambda: nodes_of("4"), "virtual_nodes is '4'"),
     "compiled": (lambda: nodes_of(4, numerics="compiled"), "numerics = 'compiled': virtual nodes are trained eagerly"),
     "stacked": (lambda: nodes_of(4, numerics="stacked"), "numerics = 'stacked': virtual nodes are trained eagerly"),
-    "update": (Stepping, r"Stepping has an update\(\) of its own, .*register_step_pre_hook"),
+    "update": (Stepping, r"Stepping overrides update\(\) .*register_step_pre_hook"),
     "extra_state": (Stateful, r"Stateful defines extra_state\(\)"),
     "a batch": (lambda: nodes_of(16), "the batch size is 8, and 16 virtual nodes share each batch equally"),
     "a short batch": (Short, "the last batch of an epoch has 6 samples, .* drop_last=True"),
