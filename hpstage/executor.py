@@ -177,7 +177,7 @@ class Executor(ABC):
 
     def adapt(self, demand: Callable[[float, float], int]) -> None:  # noqa: B027  # for clusters that can grow
         """Let the number of workers follow ``demand(now, start_seconds)``: the number that the search can use if
-        starting a worker takes so many seconds. Called once, before the first :meth:`wait`. ``demand`` may only be
+        starting a worker takes ``start_seconds``. Called once, before the first :meth:`wait`. ``demand`` may only be
         called within :meth:`wait`. No worker that trains leaves because of it."""
 
     @abstractmethod

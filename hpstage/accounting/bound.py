@@ -32,7 +32,7 @@ class Work(NamedTuple):
 
 
 def lower_bound(tree: Iterable[Work], workers: int) -> float:
-    """Return a lower bound on the seconds that so many workers take for all the work. O(n log n).
+    """Return a lower bound on the seconds that ``workers`` workers take for all the work. O(n log n).
 
     Exact for what it says: the maximum over all depths, not only over those at which the tree forks.
     """
@@ -93,7 +93,7 @@ def speeds(
 
 
 def measured_speeds(accounting: Accounting, workers: int) -> Speeds:
-    """Return how fast so many workers were at best: in gangs by their reports, side by side as measured before."""
+    """Return how fast ``workers`` workers were at best: in gangs by their reports, side by side as measured before."""
     times = accounting.plan.step_times or ALONE
     slots, _ = times.seconds[-1]
     widths = accounting.widths

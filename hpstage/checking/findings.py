@@ -116,7 +116,7 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every way was completed and gives the same bits."""
+        """Whether every comparison was completed and found equal bits."""
         return not self.differences
 
     def as_dict(self) -> dict[str, object]:

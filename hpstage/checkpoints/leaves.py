@@ -356,7 +356,7 @@ def _same(leaf: Leaf, value: Any, other: Any) -> Any:
 
 
 def _equal_memory(one: int, other: int, nbytes: int) -> bool:
-    """Return whether so many bytes at two addresses are equal; of bytes, ``torch.equal`` takes eight times as long."""
+    """Return whether two addresses hold the same ``nbytes`` bytes. ``torch.equal`` takes eight times as long."""
     return nbytes == 0 or _libc.memcmp(ctypes.c_void_p(one), ctypes.c_void_p(other), ctypes.c_size_t(nbytes)) == 0
 
 

@@ -218,8 +218,8 @@ def made(text: str, option: str, group: plugins.Group, port: type[_T]) -> _T:
     """Make the object that a text such as ``Name(15, 4)`` describes; only the named class, a plugin, is called.
 
     Raises:
-        UsageError: the name is not known or its plugin is broken, the arguments are no plain values, or the class
-            refuses them.
+        UsageError: the name is not known or its plugin is broken, an argument is not a plain value, or the class
+            rejects the arguments.
     """
     try:
         expression = ast.parse(text.strip(), mode="eval").body

@@ -217,7 +217,8 @@ def either(*kinds: Kind) -> Kind:
 
 
 def several(kind: Kind, remedy: str, *, least: int = 0, single: bool = True) -> Kind:
-    """An iterable of at least so many values of the kind, or a single one: a tuple."""
+    """Return the kind of an iterable of at least ``least`` values of ``kind``, or a single one; it is read as a
+    tuple."""
 
     def read(value: object) -> tuple[Any, ...]:
         values = in_tuple(value)

@@ -25,14 +25,14 @@ def clean_lines(text: str) -> str:
 
 
 def shortened(value: object, most: int = 80) -> str:
-    """A value in at most so many characters; six digits of a float."""
+    """Return a value as text of at most ``most`` characters; a float has six significant digits."""
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the name that another one may be meant for: one like it, or one of which it is the initials (``wd`` of
-    ``weight_decay``); ``None`` if there is none."""
+    """Return the known name that ``name`` may stand for: one with a similar spelling, or one whose initials it is
+    (``wd`` of ``weight_decay``); ``None`` if there is none."""
     known = sorted(names)
     # Of two letters, most are like some other. And "unused" is 0.6 like "seed", and no misspelling of it.
     like = difflib.get_close_matches(name, known, 1, 0.75) if len(name) > 2 else []

@@ -134,7 +134,7 @@ class RerunQueue:
                 self._give_up(error)
 
     def advance(self, timeout: float = 0.0, *, settled: bool = False) -> ForkVerified | None:
-        """Start queued segments, and wait up to so many seconds for results. Return the difference that was found,
+        """Start queued segments, and wait up to ``timeout`` seconds for results. Return the difference that was found,
         once.
 
         Args:

@@ -44,7 +44,7 @@ class SimulatedExecutor(Executor):
     Args:
         workers: number of workers, or a cluster of them, on which other executors may train, too.
         virtual_nodes: the most workers that train a chain together.
-        speedup: how many times as fast as one worker so many train it; by default each adds what one alone does.
+        speedup: returns how many times as fast as one worker a number of workers trains it; by default, that number.
         gather_seconds: time that they need to find each other.
         step_seconds: seconds per step, or a function of the values at that step.
         evaluate_seconds, load_seconds, save_seconds: cost of each such operation.

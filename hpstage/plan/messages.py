@@ -123,7 +123,7 @@ def host_of(slot: WorkerId) -> WorkerId:
 
 class Noticed(msgspec.Struct, frozen=True):
     """A message for the user about what a worker has noticed in training. With ``ends_at``, ``text`` names what ends
-    training after so many steps, and ``sizes`` is whether code depends on that number."""
+    training after that number of steps, and ``sizes`` is whether code depends on the number."""
 
     text: str
     ends_at: int | None = None
@@ -159,8 +159,8 @@ class BoundaryMissed(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepsMeasured(msgspec.Struct, frozen=True, tag=True):
-    """A worker has learnt how long a step of so many chains takes as one, from steps of its chains, of which this is
-    one: pairs of their number and seconds, those that it knew before included."""
+    """A worker has measured how long a step takes in which several of its chains, ``chain`` among them, are trained as
+    one. ``seconds`` has pairs of the number of chains and these seconds, for all numbers measured so far."""
 
     chain: ChainId
     worker: WorkerId

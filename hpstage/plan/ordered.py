@@ -37,7 +37,7 @@ class Ordered(list[T]):
         inclusive: tuple[bool, bool] = (True, True),
         most: int | None = None,
     ) -> list[T]:
-        """Return the items from ``low`` to ``high``, at most so many; ``None``: no limit."""
+        """Return the items from ``low`` to ``high``, at most ``most`` of them (``None``: no limit)."""
         start = 0 if low is None else (bisect_left if inclusive[0] else bisect_right)(self, low)
         stop = len(self) if high is None else (bisect_right if inclusive[1] else bisect_left)(self, high)
         return self[start : stop if most is None else min(stop, start + most)]

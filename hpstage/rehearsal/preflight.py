@@ -123,7 +123,7 @@ class Preflight:
     """Seconds; of the smallest fleets that make it in every rehearsal:"""
     fixed: FleetCost | None
     elastic: FleetCost | None
-    """The smallest fleet of at most so many workers that follows the demand."""
+    """The smallest fleet whose number of workers follows the demand, up to its ``workers``."""
 
     def as_dict(self) -> dict[str, object]:
         """Return all figures, for JSON."""
@@ -376,8 +376,8 @@ class _Rehearsals:
         """Whether neither the sampler nor the algorithm decides by metrics; a schedule still may."""
 
     def on(self, workers: int, start_seconds: float | None = None) -> list[Rehearsal]:
-        """Rehearse on a fixed fleet, or on an elastic one of at most so many workers, which takes ``start_seconds`` to
-        start one."""
+        """Rehearse on a fixed fleet of ``workers``; with ``start_seconds``, on an elastic one of at most ``workers``,
+        each of which takes that long to start."""
         done: list[Rehearsal] = []
         for values in range(self._most):
             done.append(self._search.on(workers, values, start_seconds=start_seconds))

@@ -76,7 +76,8 @@ class Rehearsed:
 
         Args:
             values: seed of the metrics that no precedent has measured, and of what becomes of workers.
-            start_seconds: lets at most so many workers come and go with the demand, where starting one takes so long.
+            start_seconds: if given, the number of workers follows the demand, up to ``workers``, and starting one takes
+                this long.
         """
         costs, times = self.costs, self.costs.step_times or ALONE
         direction: Literal["maximize", "minimize"] = (
@@ -175,7 +176,7 @@ def most_needed(result: Result) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FleetCost:
-    """A fleet of at most so many workers, with the worst figures of all rehearsals.
+    """A fleet of at most ``workers`` workers, with the worst figures of all rehearsals.
 
     The smallest fleet that makes a deadline is the cheapest, but for a few seconds: twice as many workers never need
     less than half the time.
@@ -193,7 +194,7 @@ def cheapest(rehearse: Callable[[int], Sequence[Rehearsal]], deadline: float, wo
     ``None``: none is, since some trial takes longer by itself.
 
     Args:
-        rehearse: rehearses the search on so many workers, at most.
+        rehearse: rehearses the search on at most the given number of workers.
         workers: where to begin.
     """
     found: dict[int, FleetCost] = {}

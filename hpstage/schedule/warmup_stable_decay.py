@@ -175,7 +175,7 @@ def wsd_sweep(
             1], "batch_size": 64}``. Each value of a sequence has trunks of its own.
         decay_hp: values that some of them have during the decay: ``{"mixture": ["web", "web+code"]}``. They are
             parameters of the study under names such as ``decay_mixture``.
-        keep_every: keep also the states of trunks at all multiples of so many steps, for horizons to come.
+        keep_every: keep also the states of trunks at all multiples of this many steps, for later horizons.
         name: the hyperparameter that warms up and decays.
 
     Raises:

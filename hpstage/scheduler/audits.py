@@ -105,7 +105,7 @@ class Audits:
 
     def rest(self, now: float, seconds: float) -> list[StopAudit]:
         """Record that the search has nothing left to train. End the audits that workers need not wait for: those not
-        expected to end within so many ``seconds``, or of a regime that was audited before."""
+        expected to end within ``seconds``, and those of a regime that was audited before."""
         self._rest_since = now
         self._nothing_left = False
         ends = {id: its.began + its.estimated + self._beginning for id, its in self.running.items()}

@@ -146,7 +146,7 @@ class Branch:
         self.ready[step] = priority
 
     def lengthen(self, seconds: float, step: int, child: int) -> None:
-        """Add a path that ends at ``step``, so many seconds from the branch's start."""
+        """Add a path via ``step`` that ends ``seconds`` after the branch's start."""
         if self.far is _NO_FAR:
             self.far = []
         heapq.heappush(self.far, (-seconds, step, child))

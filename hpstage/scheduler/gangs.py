@@ -117,10 +117,10 @@ class Gangs:
         return self._missed.get(worker, (0, 0.0))[1] <= now
 
     def none_formed(self, workers: int) -> str | None:
-        """Return why no chain was trained by several of so many workers; ``None`` if any was, or none can be.
+        """Return why no chain was trained by several workers; ``None`` if one was, or if none can be.
 
         Args:
-            workers: the largest number present at one time.
+            workers: the largest number of workers that were present at one time.
         """
         if not self._can_form or self._any_formed:
             return None

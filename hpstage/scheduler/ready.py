@@ -52,7 +52,7 @@ class ReadyStages:
             self._remove((-seconds, branch.node.id, step))
 
     def first(self, most: int) -> list[ReadyStage]:
-        """Return at most so many ready stages with the longest paths, after estimating them again. Ties go to the older
+        """Return the ``most`` ready stages with the longest paths, after estimating them again. Ties go to the older
         node."""
         if len(self._found) < min(most, len(self._queue)):
             self._found = self._find(most)

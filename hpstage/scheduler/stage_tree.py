@@ -69,7 +69,7 @@ class StageTree:
     # --- changes ------------------------------------------------------------------------------------------
 
     def want(self, node: Node, step: int) -> None:
-        """Mark the metrics of a state as waited for by a trial."""
+        """Record that a trial waits for the metrics of a state."""
         branch = self.branch(node)
         wanted = branch.want(step)
         if not wanted.evaluate:
@@ -80,7 +80,7 @@ class StageTree:
             self.fresh.append((branch, step))
 
     def unwant(self, node: Node, step: int) -> None:
-        """Clear :meth:`want`: the metrics of this state are known, or no longer waited for."""
+        """Undo :meth:`want`: the metrics of this state are known, or no trial waits for them any more."""
         branch = self.branch(node)
         wanted = branch.wanted.at(step)
         if wanted is not None and wanted.evaluate:
@@ -285,7 +285,7 @@ class StageTree:
         return self._ready.count
 
     def ready_stages(self, most: int) -> list[ReadyStage]:
-        """Return ready stages, those with the longest paths first, at most so many."""
+        """Return at most ``most`` ready stages, those with the longest paths first."""
         return self._ready.first(most)
 
     # --- along a chain ------------------------------------------------------------------------------------
@@ -358,8 +358,8 @@ class StageTree:
         return later
 
     def _value(self, branch: Branch, step: int, child: int) -> float | None:
-        """Return the seconds from the branch's start to the end of the path via ``child`` (-1: the evaluation
-        there)."""
+        """Return the length of the path via ``child``, in seconds from the branch's start (-1: the path that ends with
+        an evaluation at ``step``)."""
         wanted = branch.wanted.at(step)
         if wanted is None:
             return None
@@ -369,8 +369,8 @@ class StageTree:
         return None if below is None else self._to(branch, step) + below.length
 
     def _ends(self, branch: Branch, wanted: Wanted) -> Iterator[tuple[float, int]]:
-        """Yield the seconds from the branch's start to the end of each path via a wanted step, and the child that
-        continues it (-1: the evaluation there)."""
+        """Yield the length of each path that passes a wanted step, in seconds from the branch's start, and the child
+        through which it continues (-1: it ends with an evaluation at the step)."""
         ahead = self._to(branch, wanted.step)
         if wanted.evaluate:
             yield ahead + self.evaluate_seconds, -1

@@ -49,7 +49,7 @@ class Widths:
         return float(self.speedup(narrower) * _DOUBLING ** math.log2(width / narrower))
 
     def gains(self, width: int) -> bool:
-        """Whether twice as many workers are expected to pay, if there are so many."""
+        """Whether twice as many workers are expected to pay off, where a chain may have that many."""
         return 2 * width <= self.widest and self.speedup(2 * width) >= _LEAST_GAIN * self.speedup(width)
 
     def loses(self, width: int) -> bool:

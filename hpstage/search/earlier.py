@@ -102,7 +102,7 @@ def continued(now: SearchStarted, record: SearchRecord | None, ledger: Ledger) -
     which it differs in ``n_trials`` and ``defaults`` at most, or any one that it extends. A continuation has the number
     of workers of the earlier search.
 
-    If ``n_trials`` is less than the earlier search has, so many more trials will end, those still open first, as in
+    If ``n_trials`` is less than that of the earlier search, ``n_trials`` more trials end, unfinished ones first, as in
     ``study.optimize``.
     """
     if record is None or (record.ended and not now.extends):

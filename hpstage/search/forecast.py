@@ -29,7 +29,7 @@ _MOST = 20_000
 
 
 class Stretch(NamedTuple):
-    """Steps ``(start, stop]`` of a branch, at so many seconds per step. Those of made-up trials are below 0."""
+    """Steps ``(start, stop]`` of a branch, at ``pace`` seconds per step. Branches of made-up trials are below 0."""
 
     branch: int
     start: int
@@ -257,7 +257,7 @@ class Forecast:
         return self._play(math.inf)
 
     def trained(self, until: float) -> list[tuple[float, float]]:
-        """Return when each target that a worker begins with in so many seconds is begun, and when it is done."""
+        """Return the start and the end, in seconds from now, of each target that a worker starts before ``until``."""
         self._play(until)
         return self._trained
 

@@ -123,7 +123,7 @@ def _initial(request: Request) -> dict[str, Scalar]:
 
 
 def fastest(found: Mapping[str, float], steps: float) -> str:
-    """Return the step backend that takes the least time for so many steps.
+    """Return the step backend that takes the least time for ``steps`` steps.
 
     Args:
         found: as :meth:`hpstage.executor.Executor.measure` returns it; may be empty.

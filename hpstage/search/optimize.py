@@ -161,7 +161,7 @@ def optimize(
             user attribute ``hpstage:extends``. Forks of population based training are recreated by it, and stay as they
             are under another algorithm. An asynchronous algorithm may train a little further each time.
         sharing: ``False`` trains every trial alone, for comparison.
-        evaluate_every: also evaluate each trial after every multiple of so many steps, on the way to where the
+        evaluate_every: also evaluate each trial after every multiple of this many steps, on the way to where the
             algorithm wants it: curves of all metrics, as intermediate values of the study's trials, in reports and by
             :meth:`Result.trial`. They are not reported to the algorithm (``OptunaPruner``, whose pruner would see them,
             has ``interval``). Nothing is retrained for it: steps that an earlier call, or another process, has trained

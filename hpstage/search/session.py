@@ -107,7 +107,8 @@ class Session:
         return None if n_trials is None else known + max(0, n_trials - self._roster.proposed)
 
     def _foresee(self, now: float, after: float, least: float) -> int:
-        """See :attr:`hpstage.scheduler.demand.Demands.foresee`. Forecast again once something has changed."""
+        """See :attr:`hpstage.scheduler.demand.Demands.foresee`. The forecast is made again when the search has
+        progressed, or when it is more than ``after`` seconds old."""
         calls, trained, made = self._foreseen_at
         at = len(self.history.calls), self._driver.plan.totals.steps_trained
         if (at != (calls, trained) or now > made + after) and self.expected is not None and not self.stopping:

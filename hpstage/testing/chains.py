@@ -54,7 +54,7 @@ def until(executor: Executor, enough: Callable[[list[Report]], bool], seconds: f
 
 
 def workers(executor: Executor, count: int = 2) -> list[WorkerId]:
-    """Wait until so many workers have joined; return them."""
+    """Wait until ``count`` workers have joined; return them."""
     joined = until(executor, lambda seen: sum(isinstance(report, WorkerJoined) for report in seen) == count)
     return [report.worker for report in joined if isinstance(report, WorkerJoined)]
 

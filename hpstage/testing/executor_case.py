@@ -72,7 +72,7 @@ class ExecutorCase:
 
     @pytest.fixture
     def held_at_5(self, open_executor: Open, gate: Gate) -> Callable[[int], Executor]:
-        """A function that starts the chain ``"c"`` of so many steps, and returns when it stands at step 5, reported.
+        """A function that starts the chain ``"c"`` with the given number of steps, and returns once step 5 is reported.
 
         It continues when the gate is opened.
         """

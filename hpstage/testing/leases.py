@@ -35,7 +35,7 @@ class Leases:
 
     @pytest.fixture
     def advance(self) -> Callable[[float], None]:
-        """A function that sets the clock of this test's leases ahead by so many seconds."""
+        """A function that sets the clock of this test's leases ahead by a number of seconds."""
         raise NotImplementedError("override the fixture advance")
 
     @pytest.fixture

@@ -60,7 +60,7 @@ class TorchTrainable(ABC):
             part of the keys of states, but how many workers there were is not. Above 1, ``numerics`` is ``"eager"``,
             and :meth:`update` is the default: see :mod:`hpstage.torch.elastic`.
         devices_per_stage: how many GPUs the code uses by itself (``nn.DataParallel``, layers on several devices;
-            default 1). Each worker must see so many; those that :class:`hpstage.cluster.DaskExecutor` starts do, for
+            default 1). Each worker must see that many; those that :class:`hpstage.cluster.DaskExecutor` starts do, for
             others there is ``hpstage worker --gpus-per-worker``.
         num_workers: number of processes that make samples and batches ahead, as in torch's DataLoader; 0 (the default):
             the training process makes them. It does not show in the bits: random numbers drawn while a sample is made

@@ -50,7 +50,7 @@ def draw_savings(book: Book) -> Figure:
 
 
 def _waterfall(axes: Axes, falls: list[Step], most: float, early: float) -> None:
-    """Draw a row for each step; above them, what ``early`` stopping saved, which is no part of the requested 100 %."""
+    """Draw a row for each step; above them, what ``early`` stopping saved, which is not part of the requested 100 %."""
     unit, name = style.time_unit(most)
     decimals = _decimals(most / unit)
     level = 0.0

@@ -84,7 +84,7 @@ def runs_of(plan: SearchPlan, checkpoints: CheckpointStore) -> Iterator[TrialRun
 
 
 def run_of(plan: SearchPlan, id: TrialId, measured: Mapping[int, Mapping[str, float]]) -> TrialRun:
-    """Return a trial as a run without rows."""
+    """Return a trial as a run to which no rows have been added yet."""
     ended, proposed = plan.ended.get(id), plan.searches.proposed.get(id)
     return TrialRun(
         plan=plan.id,

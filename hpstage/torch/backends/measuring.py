@@ -200,7 +200,7 @@ def _in_turn(
 
 
 def _block(trainable: Measured, initial: Mapping[str, Scalar], count: int) -> float:
-    """Return the mean seconds of so many steps, after one in which siblings join or leave."""
+    """Return the mean seconds of ``count`` steps, after one in which siblings join or leave."""
     for step in range(count + 1):
         if step == 1:
             trainable.synchronize()

@@ -210,7 +210,7 @@ class Session:
             raise
 
     def _drop_gradients(self) -> None:
-        """Drop gradients that the next batch zeroes before it adds to them: they are no part of the state."""
+        """Drop gradients that the next batch zeroes before it adds to them: they are not part of the state."""
         loop = self.trainer.fit_loop.epoch_loop
         if not self._module.automatic_optimization or is_overridden("optimizer_zero_grad", self._module):
             return

@@ -147,7 +147,7 @@ class Cut:
         return position + left, size
 
     def count(self, size: int, samples: int | None = None) -> int:
-        """Return the number of batches that so many samples give; by default those of an epoch."""
+        """Return the number of batches in ``samples`` samples; by default in those of an epoch."""
         samples = self.population if samples is None else samples
         return samples // size if self.end == "dropped" else -(-samples // size)
 

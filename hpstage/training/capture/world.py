@@ -192,12 +192,12 @@ class World:
     def capture(
         self, variables: Sequence[Variable] = (), *, but: Callable[[str], bool] = lambda path: False
     ) -> dict[str, Any]:
-        """Return what training has changed as a plain state; its tensors are those in use. ``locals`` is what has
-        changed of local variables, and of what only they reach.
+        """Return everything that training has changed, as a plain state. Its tensors are those in use, not copies. Its
+        entry ``locals`` has the changes of local variables and of objects that only local variables reach.
 
         Args:
             variables: the variables that were given to :meth:`enter`, as they are now.
-            but: returns whether the owner of a path accounts for it where it cannot be captured.
+            but: returns whether the object at a path may be impossible to capture, since its owner accounts for it.
 
         Raises:
             StateError: something has changed that no state can hold. The message names it.
@@ -427,7 +427,8 @@ class World:
         return self._surveyor.survey(self._all_roots(), known=known, sampled=True)
 
     def portrait(self, more: Roots = ()) -> dict[str, str]:
-        """Describe everything as of now: short strings by path, equal for equal content in every process.
+        """Describe the present content of everything as short strings, by path. Equal content has equal strings in
+        every process.
 
         Args:
             more: further roots, such as the variables of a running function.
@@ -438,7 +439,7 @@ class World:
         return {path: text for record in shown for path, text in texts_of(record, survey)}
 
     def contents(self, but: tuple[str, ...]) -> dict[str, Any]:
-        """Return everything as of now by path: tensors and arrays themselves, and descriptions of all else.
+        """Return the present content of everything, by path: tensors and arrays themselves, all else as strings.
 
         Args:
             but: roots of what is left out.

@@ -64,9 +64,9 @@ class Effects:
     """The effects of importing a module.
 
     Attributes:
-        statements: the statements that do it, in order, each as code.
-        made_by: those that make the values which these name, in this and other modules.
-        code: the user's functions and classes that all of them name.
+        statements: the statements that have effects, in order, each as code.
+        made_by: the statements that make the values which ``statements`` name, in this and other modules.
+        code: the user's functions and classes that any of these statements name.
     """
 
     statements: list[types.CodeType] = field(default_factory=list)
@@ -75,8 +75,8 @@ class Effects:
 
 
 def imported_with(names: Iterable[str]) -> Iterator[types.ModuleType]:
-    """Yield the user's modules of these names, those that they import when they are imported, and so on; each with the
-    packages around it, in the order of their names."""
+    """Yield the user's modules with these names, the modules that importing these imports, and so on; each with its
+    packages, sorted by name."""
     found: dict[str, types.ModuleType] = {}
     todo = [*names]
     while todo:
@@ -90,9 +90,11 @@ def imported_with(names: Iterable[str]) -> Iterator[types.ModuleType]:
 
 
 def effects_of(module: types.ModuleType) -> Effects:
-    """Return what a module of the user's does outside of it when it is imported, other than under ``__name__ ==
-    "__main__"``: what it sets or deletes in libraries, and the calls of libraries, or of functions of the user's that
-    do so, whose results it drops."""
+    """Return the effects that importing a user's module has outside of that module.
+
+    They are what it sets or deletes in libraries, and calls of libraries whose results it drops. Calls of the user's
+    functions that have such effects count, too. Code under ``if __name__ == "__main__"`` does not.
+    """
     found = Effects()
     traced: set[tuple[str, str]] = set()
     for statement in _acting(_tree(module).body, _Scope(module)):
@@ -117,8 +119,8 @@ class _Scope:
         return None if name in self.local else vars(self.module).get(name)
 
     def path(self, node: ast.expr) -> str | None:
-        """Return the path of what an expression begins with and reads, such as ``torch.nn.functional.gelu``, if it is
-        of a library; ``None`` for anything of the user's."""
+        """Return the dotted path of the library object that an expression reads or calls, such as
+        ``torch.nn.functional.gelu``; ``None`` if the expression begins with the user's own code."""
         if isinstance(node, ast.Name):
             return self._root(node.id)
         if isinstance(node, ast.Attribute):
@@ -144,7 +146,8 @@ class _Scope:
 
 
 def _acting(body: list[ast.stmt], scope: _Scope) -> Iterator[ast.stmt]:
-    """Yield the statements that act outside of the module. Of a compound one, all of it: it decides what is done."""
+    """Yield the statements that act outside of the module. A compound statement is yielded as a whole, since it decides
+    which of its statements run."""
     for statement in _not_of_main(body):
         if isinstance(statement, ast.ClassDef):
             yield from _acting(statement.body, scope)
@@ -156,7 +159,7 @@ def _acting(body: list[ast.stmt], scope: _Scope) -> Iterator[ast.stmt]:
 
 
 def _not_of_main(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield statements; of one under ``__name__ == "__main__"``, what is done otherwise."""
+    """Yield the statements that run on import: of ``if __name__ == "__main__"``, only those under its ``else``."""
     for statement in body:
         if isinstance(statement, ast.If) and _is_main(statement.test):
             yield from _not_of_main(statement.orelse)

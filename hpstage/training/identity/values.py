@@ -319,7 +319,7 @@ def _setting(variable: ContextVar[object]) -> object:
 
 
 def without_keys(cls: type) -> tuple[str, ...]:
-    """Return the attributes of a class that decide how fast it trains and not what: they are no part of keys."""
+    """Return the attributes of a class that decide only how fast it trains: they are not part of keys."""
     found = (vars(base)["_without_keys"] for base in cls.__mro__ if "_without_keys" in vars(base))
     names: tuple[str, ...] = next(found, ())
     return names

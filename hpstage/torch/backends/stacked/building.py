@@ -82,11 +82,11 @@ class Builder:
     def programs(
         self, step: Divided, form: Form, example: Callable[[], Sequence[Tensor]], most: int | None
     ) -> list[Program]:
-        """Return the programs by which so many members are trained in a step, one after the other.
+        """Return the programs by which the members of a step are trained, one after the other.
 
         Args:
             example: returns a member's inputs, without results of the prefix.
-            most: how many are trained as one at most. ``None``: all of them, whatever building that takes.
+            most: the largest number of members trained as one. ``None``: all of them, however long building takes.
         """
         worth, (width, shared) = self.worth(step), form
         if most is None or form == ALONE:

@@ -73,22 +73,22 @@ class Worth:
         runs.seconds = seconds if weight == 1.0 else runs.seconds + weight * (seconds - runs.seconds)
 
     def division(self, form: Form, most: int) -> list[Form]:
-        """Return the programs, of those that there are, by which so many members are trained: the largest first.
+        """Return the existing programs by which the members of a step are trained, the largest first.
 
         Args:
-            most: the largest number of members of one.
+            most: the largest number of members of one program.
         """
         if form in self._runs and form[0] <= most:
             return [form]
         return _divided(form, [of for of in self._runs if of[0] <= most])
 
     def pays(self, form: Form, most: int) -> list[Form]:
-        """Record a step of so many members for which there is no program. Return the programs that are worth building
-        for such steps: one for all, or those for powers of two into which the members are divided, which other numbers
-        need, too.
+        """Record a step for which there is no program. Return the programs that are worth building for such steps: one
+        for all members, or programs for powers of two into which the members are divided. Steps with other numbers of
+        members need these, too.
 
         Args:
-            most: the largest number of members of such a part.
+            most: the largest number of members of one program.
         """
         alone, found = self._runs[ALONE].seconds, []
         if not math.isfinite(alone):
@@ -101,7 +101,7 @@ class Worth:
         return found
 
     def _savings(self, form: Form, most: int) -> list[tuple[Form, float]]:
-        """Return the seconds that each further program would save in a step of so many members."""
+        """Return the seconds that each further program would save in a step of this form."""
         width, shared = form
         there = [of for of in self._runs if of[0] <= most]
         now = self._seconds(_divided(form, there))
