@@ -317,28 +317,28 @@ def test_the_time_left_is_shown_while_the_search_runs_and_the_estimate_is_recent
     monkeypatch.setattr("hpstage.cluster.dashboard.board.time.monotonic", lambda: now)
     board = Board()
 
-    def said(at: float) -> list[str]:
+    def time_left(at: float) -> list[str]:
         [found] = board.studies()
         return [part for part in texts(found, found.seconds_left(at)) if part.endswith(" left")]
 
     board.take_in("plan", 0, records[:half])
-    assert said(now) == []
+    assert time_left(now) == []
     board.take_in("plan", half, [], left=("study", 21.2))
-    assert said(now) == ["about 21 s left"]
-    assert said(now + 10) == ["about 11 s left"] and said(now + 22) == [
+    assert time_left(now) == ["about 21 s left"]
+    assert time_left(now + 10) == ["about 11 s left"] and time_left(now + 22) == [
         "about 0 s left"
     ]  # no new estimate was received
-    assert said(now + OLD + 1) == []
+    assert time_left(now + OLD + 1) == []
     for odd in (("study", -1.0), ("study", float("nan")), ("study", float("inf")), ("study", "<b>"), ("other", 5.0),
                 (["study"], 5.0), ("study",), "study", 7, {"study": 5.0}, ("study", 1e300)):  # fmt: skip
         board.take_in("plan", half, [], left=odd)  # type: ignore[arg-type]
-        assert said(now) == ["about 21 s left"]
+        assert time_left(now) == ["about 21 s left"]
     board.take_in("plan", half, [], left=("study", None))
-    assert said(now) == []
+    assert time_left(now) == []
     board.take_in("plan", half, [], left=("study", 3))
-    assert said(now) == ["about 3 s left"]
+    assert time_left(now) == ["about 3 s left"]
     board.take_in("plan", half, records[half:], left=("study", 3.0))
-    assert said(now) == []  # it has ended
+    assert time_left(now) == []  # it has ended
 
 
 def test_axes_end_at_round_numbers() -> None:

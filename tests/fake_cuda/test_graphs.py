@@ -206,7 +206,7 @@ def test_graphs_of_a_model_that_is_gone_hold_no_memory() -> None:
     assert [found() for found in held if found() is not None] == []
 
 
-def test_a_step_that_no_graph_can_hold_runs_by_its_operations_and_the_reason_is_logged(
+def test_a_step_that_no_graph_can_hold_runs_eagerly_and_the_reason_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loop_of(Mixed(), 0, 3)

@@ -61,7 +61,7 @@ def test_a_handle_for_readers_reads_snapshots_and_writes_none(tmp_path: Path) ->
 
 
 @pytest.mark.redis
-def test_a_snapshot_whose_writer_died_goes_by_itself_on_a_server(shared_redis: RedisServer) -> None:
+def test_redis_expires_the_unfinished_snapshot_of_a_dead_writer(shared_redis: RedisServer) -> None:
     with closing(RedisJournal(shared_redis.url, prefix="dying")) as journal, shared_redis.client() as client:
         journal.write_snapshot(b"x" * (PART + 1))
         assert client.keys("{dying}:snapshot*") == [b"{dying}:snapshot"] and client.ttl("{dying}:snapshot") == -1
@@ -73,7 +73,7 @@ def test_a_snapshot_whose_writer_died_goes_by_itself_on_a_server(shared_redis: R
 
 
 @pytest.mark.redis
-def test_a_snapshot_that_is_put_in_place_twice_by_a_retry_stays(shared_redis: RedisServer) -> None:
+def test_a_retry_that_replaces_the_snapshot_twice_keeps_it(shared_redis: RedisServer) -> None:
     with closing(RedisJournal(shared_redis.url, prefix="retried")) as journal:
         keys = [*journal._keys, "{retried}:snapshot:one"]
         journal._run(redis_scripts.WRITE_PART, 600, 0, b"y", keys=keys)

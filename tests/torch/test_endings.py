@@ -184,7 +184,7 @@ def test_an_end_without_metrics_fails_with_its_remedy() -> None:
 
 
 @pytest.mark.parametrize("caught", [StateError, HpstageError])
-def test_an_end_that_depends_on_when_a_report_is_wanted_is_refused(caught: type[Exception]) -> None:
+def test_a_function_that_stops_only_where_a_report_is_wanted_is_refused(caught: type[Exception]) -> None:
     def low(run: Run, loss: float) -> bool:
         if run.wants_report:
             run.report(loss=loss)

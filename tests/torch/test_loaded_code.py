@@ -251,7 +251,7 @@ def test_the_order_of_a_dict_counts_since_it_may_decide_what_is_initialised_firs
     assert code(write("script", script=script.replace("'a': 1, 'b': 2", "'b': 2, 'a': 1")).train) != before
 
 
-def test_a_module_of_workers_own_is_no_difference_but_code_that_both_have_is(write: Write) -> None:
+def test_a_module_only_on_the_worker_is_allowed_but_code_that_both_have_must_be_equal(write: Write) -> None:
     script = "import nets\ndef train(run):\n    import workers_only\n    return nets.other()"
     here = identify(write("script", script=script, nets=NETS, parts=PARTS).train).loaded
     there = identify(write("script", workers_only="import nets\ndef f(): return 1").train).loaded

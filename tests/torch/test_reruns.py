@@ -227,10 +227,10 @@ def reporting(run: Run) -> None:
 
 
 @pytest.mark.ci
-def test_steps_are_trained_again_with_the_reports_that_were_wanted_and_no_others(
+def test_a_rerun_requests_only_the_reports_that_the_search_requested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps are so slow that a part that is trained again ends between two boundaries."""
+    """Steps are so slow that reruns end between the steps at which trials branch or end."""
     monkeypatch.setattr(Reruns, "_most", lambda self: 2)
     monkeypatch.setattr(Reruns, "_has_time", lambda self: True)
     compared: list[int] = []

@@ -489,7 +489,7 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], Any]] = {
 @pytest.mark.ci
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.ci_one_in(2)
-def test_a_number_that_changes_has_an_effect_and_forks_continue_with_it(name: str) -> None:
+def test_changing_a_hyperparameter_changes_training_and_forks_continue_exactly(name: str) -> None:
     make, after = CHANGES[name]
     algorithm: Any = make({})
     before = 0.2 if name in ("exploration_rate", "clip_range_vf") else getattr(algorithm, name)

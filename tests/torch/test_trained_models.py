@@ -266,7 +266,7 @@ def test_a_store_without_a_study_gives_its_trials_and_their_models(found: hpstag
         (lambda result: result.trial(0).load(ordinary_loop), "this is not a state of a training function"),
     ],
 )
-def test_what_is_not_there_is_named(found: hpstage.Result, wrong: Any, message: str) -> None:
+def test_a_missing_trial_state_or_plan_is_named_in_the_error(found: hpstage.Result, wrong: Any, message: str) -> None:
     with pytest.raises((UsageError, StoreError, StateError, AttributeError), match=message):
         wrong(found)
 

@@ -32,7 +32,7 @@ class Batched(StackedBackend):
 
 
 class Lonely(StepBackend):
-    """Says that it trains several, and has nothing that does."""
+    """Claims to train several models at once, but is not a StackedBackend."""
 
     numerics = "lonely-v1"
     several = True
@@ -98,7 +98,7 @@ def test_a_search_that_chooses_a_backend_measures_all_that_train_several_models(
     assert fastest({"eager": 2.0, "eager begins": 0.0, "batched": 1.0, "batched begins": 0.0}, 10) == "batched"
 
 
-def test_workers_have_slots_by_what_the_chosen_backend_says_of_itself() -> None:
+def test_workers_have_slots_only_if_the_chosen_backend_trains_several_models() -> None:
     executor = InlineExecutor()
     executor.open(subject("batched"), None)
     assert {name: slots_by(name, executor) for name in ("", "batched", "stacked", "eager")} == {
@@ -115,7 +115,7 @@ def test_chains_of_a_search_are_trained_concurrently_by_a_plugin() -> None:
     assert [trial.value for trial in ours.study.trials] == [trial.value for trial in theirs.study.trials]
 
 
-def test_a_backend_of_several_models_that_cannot_train_them_is_refused_by_name(
+def test_a_backend_that_claims_several_models_without_being_a_stacked_backend_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(Lonely, tmp_path, monkeypatch)

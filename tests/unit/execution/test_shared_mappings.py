@@ -1,4 +1,4 @@
-"""A fork has its own of all memory that is shared between processes: nothing that it writes is seen here."""
+"""A fork has its own copy of memory that processes share: its parent sees nothing that it writes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def of_a_mapped_file(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("made", [without_a_file, of_multiprocessing, of_a_tensor, of_a_mapped_file])
-def test_what_a_fork_writes_is_not_seen_here(made: Callable[[Path], Any], tmp_path: Path) -> None:
+def test_the_parent_does_not_see_what_a_fork_writes(made: Callable[[Path], Any], tmp_path: Path) -> None:
     shared = made(tmp_path)
     shared[0], shared[-1] = 1, 2
 
@@ -60,8 +60,8 @@ def test_what_a_fork_writes_is_not_seen_here(made: Callable[[Path], Any], tmp_pa
     assert (shared[0], shared[-1]) == (1, 2)
 
 
-def test_a_fork_has_the_content_of_when_it_was_made() -> None:
-    """Also where it works much later."""
+def test_a_fork_sees_the_content_at_the_time_it_was_made() -> None:
+    """This holds even if it reads much later."""
     shared = mmap.mmap(-1, 8)
     shared[0] = 1
     waits, goes = os.pipe()
@@ -74,7 +74,7 @@ def test_a_fork_has_the_content_of_when_it_was_made() -> None:
     os.close(goes)
 
 
-def test_mappings_of_one_memory_are_one_in_the_fork_too() -> None:
+def test_two_mappings_of_the_same_memory_share_it_in_a_fork_too() -> None:
     first = shared_memory.SharedMemory(create=True, size=16)
     second = shared_memory.SharedMemory(first.name)
     assert first.buf is not None

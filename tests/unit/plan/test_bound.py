@@ -143,7 +143,7 @@ def planned(tree, **options):
     return [(trial, sorted(trial.targets)) for trial in search.plan.trials.values()]
 
 
-def test_steps_count_once_and_evaluations_where_they_are_waited_for() -> None:
+def test_shared_steps_count_once_and_evaluations_at_each_requested_step() -> None:
     """A trunk of 4 steps, then branches of 3 and 5; evaluated at their ends."""
     tree = planned([(-1, 4), (0, 3), (0, 5)])
     found = sorted(tree_work(tree, lambda node: 2.0, 0.5))

@@ -23,17 +23,17 @@ def trunk(trial: optuna.Trial) -> dict[str, Any]:
     return {"lr": s.piecewise({0: 0.1, 40: trial.suggest_float("lr", 1e-4, 0.1, log=True)})}
 
 
-def said(deadline: float | None, **options: Any) -> hpstage.rehearsal.preflight.Preflight:
+def estimated(deadline: float | None, **options: Any) -> hpstage.rehearsal.preflight.Preflight:
     given = {"steps": 60, "n_trials": 12, "workers": (2,), "step_seconds": 120.0}
     return hpstage.preflight(trunk, deadline=deadline, **given | options)
 
 
 @pytest.mark.ci
 def test_the_smallest_fleet_that_meets_the_deadline_is_named() -> None:
-    found = said(3.0 * HOUR)
+    found = estimated(3.0 * HOUR)
     assert found.fixed is not None and found.elastic is not None
     assert found.fixed.makespan <= 3.0 * HOUR and found.elastic.makespan <= 3.0 * HOUR
-    tried = said(None, workers=(found.fixed.workers - 1, found.fixed.workers))
+    tried = estimated(None, workers=(found.fixed.workers - 1, found.fixed.workers))
     assert [fleet.makespan.high <= 3.0 * HOUR for fleet in tried.fleets] == [False, True]
     assert found.fixed.paid_seconds == found.fixed.workers * found.fixed.makespan
     # One worker trains the trunk, and the others are allocated from their request.
@@ -42,23 +42,23 @@ def test_the_smallest_fleet_that_meets_the_deadline_is_named() -> None:
 
 
 @pytest.mark.ci
-def test_a_fleet_for_halving_meets_the_deadline_in_every_rehearsal() -> None:
-    found = said(4.0 * HOUR, algorithm=SuccessiveHalving(20, 2), rehearsals=3)
+def test_the_fleet_found_for_successive_halving_meets_the_deadline_in_every_rehearsal() -> None:
+    found = estimated(4.0 * HOUR, algorithm=SuccessiveHalving(20, 2), rehearsals=3)
     assert found.rehearsals == 3 and found.fixed is not None
-    again = said(None, algorithm=SuccessiveHalving(20, 2), rehearsals=3, workers=(found.fixed.workers,))
+    again = estimated(None, algorithm=SuccessiveHalving(20, 2), rehearsals=3, workers=(found.fixed.workers,))
     assert again.fleets[0].makespan.high == found.fixed.makespan <= 4.0 * HOUR
 
 
 @pytest.mark.ci
 def test_a_deadline_that_no_fleet_meets_is_named() -> None:
-    found = said(1.9 * HOUR)  # a trial takes 2 hours by itself
+    found = estimated(1.9 * HOUR)  # a trial takes 2 hours by itself
     assert found.fixed is None and found.elastic is None
     assert "No fixed fleet makes it within 114.0 min" in str(found)
 
 
 @pytest.mark.ci
 def test_prices_are_those_of_allocated_hours() -> None:
-    text = str(found := said(3.0 * HOUR, gpu_price=2.0))
+    text = str(found := estimated(3.0 * HOUR, gpu_price=2.0))
     assert found.fixed is not None and found.elastic is not None
     assert f"for {2.0 * found.fixed.paid_seconds / HOUR:.2f}." in text
     assert f"for {2.0 * found.elastic.paid_seconds / HOUR:.2f}." in text
@@ -68,10 +68,10 @@ def test_prices_are_those_of_allocated_hours() -> None:
 
 @pytest.mark.ci
 def test_preemptible_workers_take_longer_and_with_notice_train_nothing_twice() -> None:
-    calm = said(None, workers=(4,))
+    calm = estimated(None, workers=(4,))
     spot = {"lifetime_seconds": HOUR, "replace_seconds": 300.0}
-    unnoticed = said(None, workers=(4,), disruptions=Disruptions(**spot))
-    noticed = said(None, workers=(4,), disruptions=Disruptions(notice_seconds=240.0, **spot))
+    unnoticed = estimated(None, workers=(4,), disruptions=Disruptions(**spot))
+    noticed = estimated(None, workers=(4,), disruptions=Disruptions(notice_seconds=240.0, **spot))
     assert unnoticed.rehearsals == noticed.rehearsals == 9 > calm.rehearsals
     assert unnoticed.steps_unique == noticed.steps_unique == calm.steps_unique
     assert calm.fleets[0].makespan.median < noticed.fleets[0].makespan.median <= unnoticed.fleets[0].makespan.median
@@ -80,7 +80,7 @@ def test_preemptible_workers_take_longer_and_with_notice_train_nothing_twice() -
 
 
 def test_slow_workers_are_taken_into_account() -> None:
-    calm, slow = (said(None, workers=(4,), disruptions=Disruptions(slow=share)) for share in (0.0, 1.0))
+    calm, slow = (estimated(None, workers=(4,), disruptions=Disruptions(slow=share)) for share in (0.0, 1.0))
     assert slow.fleets[0].makespan.median == pytest.approx(3.0 * calm.fleets[0].makespan.median, rel=0.02)
 
 
@@ -100,4 +100,4 @@ def test_slow_workers_are_taken_into_account() -> None:
 )
 def test_senseless_arguments_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        said(**{"deadline": None, **options})
+        estimated(**{"deadline": None, **options})

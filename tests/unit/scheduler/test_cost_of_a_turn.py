@@ -21,7 +21,7 @@ from tests.unit.searches import Search, trial
 def calls_per_report(
     workers: int, trials: list[TrialAdded], requested: Sequence[int] = (24,), **options: object
 ) -> float:
-    """The calls for each stage that is trained, once all workers are busy, and as long as more trials wait."""
+    """Return the calls per trained stage while all workers are busy and more trials wait."""
     executor = AuditingExecutor(workers, step_seconds=lambda hp: 1.0 + float(hp["b"] or 0) / 1e4, audit_seconds=0.0)
     search = Search(executor, **options)
     search.driver.add(trials)
@@ -59,7 +59,7 @@ def test_a_turn_costs_about_the_same_however_many_trials_wait() -> None:
     assert calls_per_report(8, tree(4096)) < 1.5 * calls_per_report(8, tree(1024))
 
 
-def test_a_report_is_decided_on_within_so_many_calls() -> None:
+def test_a_turn_makes_a_limited_number_of_calls() -> None:
     assert calls_per_report(8, tree(1024)) < 775
 
 
@@ -76,7 +76,7 @@ def test_a_turn_costs_about_the_same_however_many_workers_train_while_few_trials
 
 
 @pytest.mark.ci
-def test_what_is_audited_costs_a_turn_about_the_same_however_many_trials_wait() -> None:
+def test_choosing_audits_costs_a_turn_about_the_same_however_many_trials_wait() -> None:
     with_audits = calls_per_report(8, tree(1024), audit=True)
     assert with_audits < 1.5 * calls_per_report(8, tree(256), audit=True)
     assert with_audits < 1.2 * calls_per_report(8, tree(1024))

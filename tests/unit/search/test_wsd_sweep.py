@@ -94,7 +94,7 @@ def test_six_horizons_and_two_decays_in_one_call_train_the_unique_steps_of_the_c
 @pytest.mark.ci
 @pytest.mark.parametrize("order", ["ascending", "descending", "shuffled"])
 def test_horizons_requested_one_after_the_other_train_the_same_steps_in_any_order(order: str, tmp_path: Path) -> None:
-    """Each horizon in a call, and a study, of its own; the sweep is said whole, as is known from the beginning."""
+    """Each horizon has its own call and study. The sweep always has all horizons: they are known from the start."""
     trained = 0
     for horizon in ordered(order):
         whole = sweep()
@@ -109,7 +109,7 @@ def test_horizons_requested_one_after_the_other_train_the_same_steps_in_any_orde
     assert trained == closed_form(HORIZONS, 2)
 
 
-def test_a_horizon_that_nobody_named_begins_on_the_stated_grid(tmp_path: Path) -> None:
+def test_decays_of_horizons_added_later_branch_off_at_multiples_of_keep_every(tmp_path: Path) -> None:
     first = search(sweep(horizons=[160], keep_every=20), tmp_path)
     later = search(sweep(horizons=[75, 100], decay_form="linear"), tmp_path, study=optuna.create_study())
     trained = later.plan.totals.steps_trained - first.plan.totals.steps_trained
