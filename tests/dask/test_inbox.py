@@ -63,7 +63,9 @@ def test_a_chain_whose_task_vanishes_is_lost(inbox: Inbox) -> None:
     assert end.outcome == "lost"
 
 
-def test_the_last_state_of_a_chain_is_passed_on_with_its_end(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_state_of_a_chain_is_reported_together_with_its_end(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hpstage.cluster.inbox._TOGETHER", 1000.0)
     other = ChainId("d")
     inbox.receive(CHAIN, 0, ENCODED)

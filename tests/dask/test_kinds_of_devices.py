@@ -97,7 +97,7 @@ def test_what_was_lost_is_trained_again_on_another_device_if_any_may_train(
 
 
 @pytest.mark.ci
-def test_a_device_that_no_worker_has_is_named_with_those_that_are_there(cluster: SpecCluster, tmp_path: Path) -> None:
+def test_a_missing_device_is_named_with_the_devices_present(cluster: SpecCluster, tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"no worker has a device named 'H200'.*A100.*T4"):
         search(cluster, tmp_path, environment="H200")
     with pytest.raises(UsageError, match="winner"):
@@ -110,7 +110,7 @@ def test_a_device_that_no_worker_has_is_named_with_those_that_are_there(cluster:
         )
 
 
-def test_devices_of_a_store_are_those_of_what_it_holds() -> None:
+def test_by_default_devices_are_those_on_which_the_store_was_trained() -> None:
     assert devices_of(None, None) == Devices("", "what the store holds was trained there")
     there = devices_of(None, {"environment:device": "cuda (Tesla T4)"})
     assert there.excludes({"device": "cuda (Tesla T4)"}) is None

@@ -89,16 +89,16 @@ def searched(store: Path) -> list[tuple[str, Any]]:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[tuple[str, Any]], int]:
-    """What a search finds that runs out of nothing, and the number of its allocations."""
+    """The outcome of a search with enough memory, and its number of allocations."""
     before = fake.allocations(0)
     return searched(tmp_path_factory.mktemp("straight")), fake.allocations(0) - before
 
 
 @pytest.mark.parametrize("share", [0.4, 0.5, 0.55, 0.6, 0.7, 0.8, 0.9])
-def test_a_search_whose_device_runs_out_of_memory_while_states_are_there_loses_nothing(
+def test_running_out_of_device_memory_while_states_are_cached_does_not_change_a_search(
     share: float, straight: tuple[list[tuple[str, Any]], int], tmp_path: Path
 ) -> None:
-    """At any allocation: in a step, an evaluation, where a state is kept or loaded."""
+    """Any allocation may fail: in a step or an evaluation, or when a state is saved or loaded."""
     expected, allocations = straight
     fake.fail_at(0, int(share * allocations))
     assert searched(tmp_path / "short") == expected

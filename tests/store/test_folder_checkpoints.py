@@ -372,7 +372,7 @@ FolderCheckpoints(sys.argv[1], "workload").save("k" * 32, {"w": torch.zeros(10)}
 
 
 @pytest.mark.ci
-def test_what_a_killed_writer_left_is_no_checkpoint_and_is_swept(store: FolderCheckpoints) -> None:
+def test_what_a_killed_writer_left_is_not_a_checkpoint_and_is_swept(store: FolderCheckpoints) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(store.path)])
     assert done.returncode == -9
     assert len(left_behind(store)) == 2
@@ -416,7 +416,7 @@ def test_a_key_that_would_lead_out_of_the_folder_is_refused(store: FolderCheckpo
             call(StateKey(key))
 
 
-def test_other_files_in_the_folder_are_no_checkpoints(store: FolderCheckpoints) -> None:
+def test_other_files_in_the_folder_are_not_checkpoints(store: FolderCheckpoints) -> None:
     folder = saved(store)
     (store.path / "README").write_text("notes")
     (folder.parent / "empty").mkdir()

@@ -89,7 +89,7 @@ def test_an_older_copy_that_is_written_over_the_file_is_noticed(tmp_path: Path) 
     with_much.close()
 
 
-def test_records_that_a_reader_keeps_in_the_log_are_no_harm(tmp_path: Path) -> None:
+def test_records_that_a_reader_keeps_in_the_log_do_no_harm(tmp_path: Path) -> None:
     path = tmp_path / "plan.sqlite"
     journal = SQLiteJournal(path)
     journal.append([bytes(1000)] * 40)

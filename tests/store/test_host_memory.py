@@ -59,7 +59,7 @@ def test_a_group_limits_it_and_its_file_cache_counts_as_free(tmp_path: Path) -> 
     assert (found.total, found.available(), found.live_bytes()) == (4 * GB, 2 * GB, GB // 2)
 
 
-def test_a_group_above_limits_it_and_max_is_no_limit(tmp_path: Path) -> None:
+def test_a_group_above_limits_it_and_max_is_not_a_limit(tmp_path: Path) -> None:
     host(tmp_path, 64 * GB, 40 * GB, "0::/pod/app")
     new_group(tmp_path / "groups" / "pod", 8 * GB, 7 * GB)
     new_group(tmp_path / "groups" / "pod" / "app", "max", GB)

@@ -80,7 +80,7 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_no_file_is_damage_and_is_replaced(store: FolderCheckpoints, name: str, what: str) -> None:
+def test_what_is_not_a_file_is_damage_and_is_replaced(store: FolderCheckpoints, name: str, what: str) -> None:
     path = folder_of(store) / name
     path.unlink()
     HOSTILE[what](path)
@@ -114,7 +114,7 @@ def test_a_file_in_place_of_a_checkpoint_folder_is_damage_and_is_replaced(store:
 
 
 @pytest.mark.parametrize("what", [what for what in HOSTILE if what not in ("a terabyte", "a link to nothing")])
-def test_a_log_or_a_name_that_is_no_file_is_an_error(store: FolderCheckpoints, what: str) -> None:
+def test_a_log_or_a_name_that_is_not_a_file_is_an_error(store: FolderCheckpoints, what: str) -> None:
     store.identity()
     store.save_log(KEY, StageLog(0, 1))
     for path, read in (

@@ -420,7 +420,7 @@ def test_the_state_needed_next_is_evicted_last_from_device_and_host() -> None:
     assert values(cache) == [1, 3], "B did not take its place on the host"
 
 
-def test_a_state_of_the_host_takes_nothing_of_the_device() -> None:
+def test_a_state_on_the_host_takes_no_room_from_states_on_the_device() -> None:
     cache = LiveCache(2 * LARGE, LARGE, mover=Stands())
     cache.put(A, on_device(1))
     for number, key in enumerate((B, C, D), 2):

@@ -77,7 +77,7 @@ def test_no_piece_of_a_secret_is_shown_of_any_url(
         assert text.startswith("cannot reach ")  # a quotation mark may be taken for a part of the secret
 
 
-def test_what_is_no_secret_is_shown() -> None:
+def test_what_is_not_a_secret_is_shown() -> None:
     for place in (
         "redis://head:6379/3",
         "s3://bucket/folder/with-a_name.x",

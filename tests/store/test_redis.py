@@ -321,7 +321,7 @@ def test_a_server_with_another_protocol_is_named_in_the_error() -> None:
         web.shutdown()
 
 
-def test_a_record_that_is_no_bytes_is_refused_at_once_and_changes_nothing(shared_redis: RedisServer) -> None:
+def test_a_record_that_is_not_bytes_is_refused_at_once_and_changes_nothing(shared_redis: RedisServer) -> None:
     with closing(RedisJournal(shared_redis.url, prefix="no bytes")) as journal:
         with pytest.raises(StoreError):
             journal.append([b"a", object()])  # type: ignore[list-item]

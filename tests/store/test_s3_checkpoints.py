@@ -102,7 +102,7 @@ store.save("k" * 32, {"w": torch.zeros(10)}, step=0, parent=None)
 
 
 @needs_s3
-def test_what_a_killed_writer_left_on_s3_is_no_checkpoint_and_is_swept(
+def test_what_a_killed_writer_left_on_s3_is_not_a_checkpoint_and_is_swept(
     s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = StateKey("k" * 32)
@@ -123,7 +123,7 @@ def test_what_a_killed_writer_left_on_s3_is_no_checkpoint_and_is_swept(
 
 @needs_s3
 @pytest.mark.parametrize("size", [10, 60 << 20])
-def test_an_upload_that_fails_half_way_is_no_object_and_holds_no_parts(s3: str, size: int) -> None:
+def test_an_upload_that_fails_half_way_leaves_no_object_and_no_parts(s3: str, size: int) -> None:
     store = UrlCheckpoints(f"s3://bucket/{uuid.uuid4().hex}", "workload", storage_options=s3_options(s3))
     with suppress(Dying), store._place(KEY).create("state.safetensors") as file:
         file.write(bytes(size))

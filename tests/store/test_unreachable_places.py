@@ -149,7 +149,7 @@ def test_object_stores_say_in_words_that_they_are_full(text: str) -> None:
     assert kind_of(OSError(text), text) is CheckpointFull
 
 
-def test_a_refusal_is_no_loss(open_folder: Path, unprivileged: Callable[[], AbstractContextManager[None]]) -> None:
+def test_a_refusal_is_not_a_loss(open_folder: Path, unprivileged: Callable[[], AbstractContextManager[None]]) -> None:
     store = FolderCheckpoints(open_folder / "checkpoints", "w")
     store.save(KEY, {"a": 1}, step=1, parent=None)
     store.path.chmod(0)

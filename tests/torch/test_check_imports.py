@@ -108,7 +108,7 @@ def space(trial):
 
 
 @pytest.mark.ci
-def test_a_name_imported_from_another_module_is_no_difference(folder: Path) -> None:
+def test_a_name_imported_from_another_module_is_not_a_difference(folder: Path) -> None:
     """A script is sent by value, its modules by name: its tensor is another object than theirs, in every process."""
     (folder / "shared.py").write_text(SHARED)
     script = folder / "user_of_another.py"

@@ -124,7 +124,7 @@ class OfOwnLayers(CompiledLoss):
 
 
 @pytest.mark.skipif(OLD, reason="torch 2.5 compiles none of its own")
-def test_the_first_compiling_of_a_process_within_a_step_is_no_change_of_a_library(
+def test_the_first_compiling_of_a_process_within_a_step_is_not_a_change_of_a_library(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("__init__", "__setstate__"):

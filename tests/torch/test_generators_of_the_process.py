@@ -33,7 +33,7 @@ class Drawing(Small):
         return {**super().evaluate(model), "drawn": float(self.noise.rvs())}
 
 
-def test_an_evaluation_between_two_steps_is_no_difference() -> None:
+def test_an_evaluation_between_two_steps_is_not_a_difference() -> None:
     trainable: Any = advance(fresh(Drawing()), 0, FORK)
     before = portrait_of(trainable)
     trainable.evaluate()

@@ -305,7 +305,7 @@ def test_data_are_looked_at_last_and_in_part(monkeypatch: pytest.MonkeyPatch) ->
     assert len(looked) <= 4000
 
 
-def test_files_queues_locks_and_standard_streams_are_no_connections(tmp_path: Any) -> None:
+def test_files_queues_locks_and_standard_streams_are_not_connections(tmp_path: Any) -> None:
     with (tmp_path / "file").open("w") as file:
         assert held_by(Holding([file, sys.__stdout__, queue.Queue(), threading.Lock(), threading.local()])) == ""
     assert held_by(Holding(threading.Thread(target=print))) == ""  # it does not run

@@ -243,7 +243,7 @@ def test_what_training_reads_is_in_its_key_or_refused_once_it_is_another(read: A
         search(in_loss(read))
 
 
-def test_options_that_a_compiler_takes_from_the_command_line_are_no_input(folder: Path) -> None:
+def test_options_that_a_compiler_takes_from_the_command_line_are_not_an_input(folder: Path) -> None:
     names = {"__name__": "jax._src.cache_key"}
     exec("import sys\ndef flags(): return float(len([one for one in sys.argv if one.startswith('--xla')]))", names)
     before = search(in_loss(names["flags"]))  # type: ignore[arg-type]
@@ -445,7 +445,7 @@ class Writing(Tiny):
         return 1.0 + len(os.listdir("made")) + float("HPSTAGE_TEST_OTHER" in os.environ)
 
 
-def test_what_training_writes_is_no_input(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_training_writes_is_not_an_input(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     for n_trials in (1, 2):
         search(Writing(), n_trials=n_trials)
     assert "Training reads" not in caplog.text
@@ -466,7 +466,7 @@ class Settings(Tiny):
         return 1.0
 
 
-def test_libraries_and_the_system_are_no_inputs(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_libraries_and_the_system_are_not_inputs(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = search(Settings())
     os.environ["HPSTAGE_TEST_OTHER"] = "another"
     assert search(Settings()) == before
@@ -563,7 +563,7 @@ def test_two_checkouts_of_equal_code_and_data_have_one_key_and_of_other_data_not
     assert "taken" not in printed["third"]
 
 
-def test_a_state_that_is_fetched_during_training_is_no_input(tmp_path: Path) -> None:
+def test_a_state_that_is_fetched_during_training_is_not_an_input(tmp_path: Path) -> None:
     for name in ("state.safetensors", "data"):
         (tmp_path / name).write_bytes(b"content")
     inputs = Inputs(Tiny())

@@ -154,7 +154,7 @@ def test_a_loader_together_with_a_method_collate_is_refused() -> None:
 
 
 class Sizes(Small):
-    """Notes the sizes of its batches."""
+    """Records the sizes of its batches."""
 
     stateless = ("sizes",)
 
@@ -171,7 +171,7 @@ class Sizes(Small):
 
 
 @pytest.mark.parametrize(("attribute", "hp", "size"), [(None, {}, 9), (5, {}, 5), (5, {"batch_size": 3}, 3)])
-def test_the_hyperparameter_comes_before_the_attribute_and_that_before_the_loader(
+def test_a_batch_size_hyperparameter_overrides_the_attribute_and_the_attribute_the_loader(
     attribute: int | None, hp: dict[str, Any], size: int
 ) -> None:
     subject = Sizes(attribute)
@@ -259,7 +259,7 @@ def test_keys_hold_what_a_loader_decides_and_nothing_of_its_speed() -> None:
     assert len({*others}) == len(others)
 
 
-def test_an_attribute_for_speed_that_the_constructor_sets_is_no_part_of_the_key() -> None:
+def test_an_attribute_for_speed_that_the_constructor_sets_is_not_part_of_the_key() -> None:
     class Set(Loading):
         def __init__(self, workers: int, stacked: int) -> None:
             self.num_workers, self.max_stacked = workers, stacked

@@ -177,7 +177,7 @@ class Failing(Line):
         return loss
 
 
-def test_the_log_of_a_step_that_has_failed_is_there(tmp_path: Path) -> None:
+def test_the_log_of_a_failed_step_is_kept(tmp_path: Path) -> None:
     result = search(Failing(), tmp_path, catch=(RuntimeError,))
     for trial in result.study.trials:
         log = result.log(trial)

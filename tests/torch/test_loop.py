@@ -333,7 +333,7 @@ def test_the_batch_size_may_be_an_attribute() -> None:
     assert trainable.state_dict()["samples"] == 5  # type: ignore[index]
 
 
-def test_a_seed_that_is_no_whole_number_is_refused() -> None:
+def test_a_seed_that_is_not_a_whole_number_is_refused() -> None:
     with pytest.raises(UsageError, match="seed"):
         fresh(Small(), {**hp_at(0), "seed": "abc"}).evaluate()
 
@@ -348,7 +348,7 @@ def test_a_loss_that_is_not_finite_ends_training_unless_that_is_the_users_busine
 
 
 @pytest.mark.parametrize("bad", [None, 2])
-def test_a_loss_is_read_when_the_next_batch_is_there_and_before_that_is_trained(
+def test_a_loss_is_read_after_the_next_batch_is_made_and_before_it_is_trained(
     bad: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that a GPU computes while a batch is made. What is trained, and what it raises, is as if it waited."""

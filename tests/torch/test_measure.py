@@ -90,7 +90,7 @@ def test_a_search_weighs_accuracy_against_size_latency_and_seconds(tmp_path: Pat
 
 
 @pytest.mark.ci
-def test_costs_are_no_part_of_a_key(tmp_path: Path) -> None:
+def test_costs_are_not_part_of_a_key(tmp_path: Path) -> None:
     first = searched(["accuracy", "hpstage:seconds"], tmp_path, Small())
     again = searched(["accuracy", "bytes"], tmp_path / "other", Costly())
     more = searched(["loss", "hpstage:seconds"], tmp_path, Small())

@@ -186,7 +186,7 @@ COVERED: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("make", COVERED.values(), ids=COVERED)
-def test_a_module_that_the_key_covers_is_no_input(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_module_that_the_key_covers_is_not_an_input(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     search(make())
     assert "Training reads" not in caplog.text
 

@@ -107,7 +107,7 @@ def test_patches_of_libraries_by_each_other_and_of_what_trains_nothing_are_not_c
     assert patches() == before
 
 
-def test_a_ctypes_pointer_type_is_no_patch_whichever_module_created_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ctypes_pointer_type_is_not_a_patch_whichever_module_created_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """ctypes keeps it, and gives it to its own modules that are imported later."""
     wintypes = importlib.import_module("ctypes.wintypes")
     pointer = ctypes.POINTER(type("Point", (ctypes.Structure,), {}))
@@ -162,7 +162,7 @@ def test_a_mode_that_is_open_around_a_search_is_refused_by_name() -> None:
         pack(Small(), LIBRARIES)
 
 
-def test_code_that_names_a_part_of_torch_that_is_no_plain_module_can_be_sent() -> None:
+def test_code_that_names_a_part_of_torch_that_is_not_a_plain_module_can_be_sent() -> None:
     names: dict[str, Any] = {"torch": torch, "__name__": "__main__"}
     exec("def precision():\n    return torch.backends.mkldnn.matmul.fp32_precision", names)
     assert unpack(pack(names["precision"], LIBRARIES))() == torch.backends.mkldnn.matmul.fp32_precision
@@ -235,7 +235,7 @@ def test_an_entry_of_a_librarys_registry_is_found_and_refused_in_processes_witho
         unpack(packed)
 
 
-def test_models_and_numbers_in_a_table_and_tables_of_caches_are_no_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_and_numbers_in_a_table_and_tables_of_caches_are_not_patches(monkeypatch: pytest.MonkeyPatch) -> None:
     before = patches()
     monkeypatch.setattr(nn.functional, "seen", {"model": Mine(), "n": 1, "text": "no:module"}, raising=False)
     monkeypatch.setattr(nn.functional, "relu_cache", {Mine: mine}, raising=False)

@@ -276,7 +276,7 @@ class Pointing(Counting):
 
 
 @pytest.mark.ci
-def test_another_address_is_no_difference() -> None:
+def test_another_address_is_not_a_difference() -> None:
     assert None not in searched(Pointing())
 
 

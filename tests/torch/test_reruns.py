@@ -215,7 +215,7 @@ def test_without_verification_nothing_is_trained_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trainable", [Counting, Measuring])
-def test_metrics_that_are_never_the_same_are_no_difference(trainable: type, tmp_path: Path) -> None:
+def test_metrics_that_are_never_the_same_are_not_a_difference(trainable: type, tmp_path: Path) -> None:
     result = search(trainable(), tmp_path)
     assert result.best_trial.value is not None
 
@@ -279,7 +279,7 @@ def test_a_state_that_is_evicted_before_it_is_read_is_not_trained_again(
     assert evicted and "trained again" not in caplog.text
 
 
-def test_a_pipe_of_the_process_is_no_state(tmp_path: Path) -> None:
+def test_a_pipe_of_the_process_is_not_part_of_the_state(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"cannot be trained again .*: OSError"):
         search(Piping(), tmp_path)
 

@@ -452,7 +452,7 @@ def test_a_pool_of_the_users_is_an_obstacle_while_it_has_threads() -> None:
         assert "a pool or thread of the user's" in obstacle()
 
 
-def test_pools_that_are_not_the_users_are_no_obstacle() -> None:
+def test_pools_that_are_not_the_users_are_not_an_obstacle() -> None:
     with ThreadPoolExecutor(1, "hpstage-saves") as own, ThreadPoolExecutor(1, "Dask-Offload") as other:
         before = obstacle()
         assert [own.submit(obstacle).result(), other.submit(obstacle).result()] == [before] * 2

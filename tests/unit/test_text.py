@@ -24,7 +24,7 @@ def test_the_nearest_name_is_one_like_it_or_one_with_its_initials() -> None:
     assert nearest("rl", names) is nearest("m", names) is nearest("seed", names) is None
 
 
-def test_columns_are_as_wide_as_their_widest_cell_and_names_are_no_markup() -> None:
+def test_columns_are_as_wide_as_their_widest_cell_and_names_are_not_markup() -> None:
     rows = [("study", "state", "trials"), ("[bold]x[/] :smile:", "alive", "10,000"), ("", "gone", "")]
     assert table(rows, left=2).split("\n") == [
         "study               state  trials",

@@ -62,7 +62,7 @@ def test_a_missing_text_and_one_that_is_too_short_are_named(files: Path) -> None
         gpt.read(str(files / "text.txt"), block=256)
 
 
-def test_a_line_that_is_no_rating_is_named(files: Path) -> None:
+def test_a_line_that_is_not_a_rating_is_named(files: Path) -> None:
     path = files / "u.data"
     path.write_text(path.read_text() + "7\t3\t4")  # cut off
     with pytest.raises(UsageError, match=r"line 61 of .*u\.data is '7\\t3\\t4', no rating.*ml-100k\.zip.*MOVIELENS"):

@@ -90,7 +90,7 @@ def test_gradients_of_a_member_have_the_same_bits_whatever_the_other_members(sha
             torch.testing.assert_close(own, plain, rtol=1e-4, atol=1e-4)
 
 
-def test_pooling_has_the_bits_of_torchs_also_among_equals_and_what_is_no_number() -> None:
+def test_pooling_has_the_bits_of_torchs_also_among_equals_and_what_is_not_a_number() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(-2, 3, (4, 5, 16, 8, 8), generator=generator).float()
     x[x == 2] = torch.nan

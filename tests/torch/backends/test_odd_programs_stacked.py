@@ -267,7 +267,7 @@ class Reading(Tiny):
         return super().loss(model, batch)
 
 
-def test_a_passing_failure_while_recording_is_no_verdict_on_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_passing_failure_while_recording_is_not_a_verdict_on_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     trainable: Any = fresh(by("stacked", Reading)(), hp_of(0, 0))
     monkeypatch.setattr(Reading, "there", False)
     with pytest.raises(OSError, match="Stale file handle"):

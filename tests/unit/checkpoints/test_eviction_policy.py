@@ -219,7 +219,7 @@ def test_without_a_budget_nothing_is_evicted() -> None:
     assert choose_evictions([state("a", bytes=5)], None) == EvictionPlan((), remaining=5)
 
 
-def test_a_budget_that_is_kept_deletes_nothing() -> None:
+def test_within_the_budget_nothing_is_evicted() -> None:
     assert choose_evictions([state("a"), state("b")], 20).delete == ()
 
 

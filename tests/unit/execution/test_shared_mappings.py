@@ -124,8 +124,8 @@ def test_of_a_mapped_file_that_was_cut_the_fork_has_what_is_left(tmp_path: Path)
     assert shared[0] == 3
 
 
-def test_memory_that_cannot_be_copied_is_an_error_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than is copied: the fork does nothing."""
+def test_memory_too_large_to_copy_is_named_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit on copies is exceeded, so the fork does nothing."""
     done = tmp_path / "done"
     shared = np.memmap(tmp_path / "mapped", np.uint8, "w+", shape=(2 * mmap.PAGESIZE,))
     monkeypatch.setattr(shared_mappings, "_MOST", mmap.PAGESIZE)
@@ -149,7 +149,7 @@ def test_a_fork_that_hangs_while_it_copies_is_ended(monkeypatch: pytest.MonkeyPa
     os.close(goes)
 
 
-def test_devices_and_queues_are_no_content() -> None:
+def test_devices_and_queues_are_not_content() -> None:
     assert not shared_mappings._has_content(b"/dev/null")
     assert not shared_mappings._has_content(b"/dev/nvidia0-that-is-not-here")
     assert not shared_mappings._has_content(b"anon_inode:[io_uring]")

@@ -122,7 +122,7 @@ def test_saving_again_replaces_the_plot(tmp_path: Path) -> None:
     assert first != second
 
 
-def test_names_are_no_markup_of_plotly(tmp_path: Path) -> None:
+def test_names_are_not_markup_of_plotly(tmp_path: Path) -> None:
     result = searched(tmp_path, metric=HOSTILE)
     save_stage_tree(result)
     plot = served(result.study)[STAGE_TREE]
@@ -133,7 +133,7 @@ def test_names_are_no_markup_of_plotly(tmp_path: Path) -> None:
     assert not any("<b>" in text or "$" in text for text in labels + written)
 
 
-def test_values_that_are_no_numbers_have_no_dot(tmp_path: Path) -> None:
+def test_values_that_are_not_numbers_have_no_dot(tmp_path: Path) -> None:
     result = searched(tmp_path, value=math.inf)
     save_stage_tree(result)
     assert dots(served(result.study)[STAGE_TREE])["x"] == []

@@ -160,7 +160,7 @@ def test_impossible_arguments_are_refused(script, words, kind):
     assert isinstance(found.exception, kind), found.output
 
 
-def test_a_deadline_that_is_no_time_is_refused(script):
+def test_a_deadline_that_is_not_a_time_is_refused(script):
     found = command(f"{script}:space", "--steps", 40, "--n-trials", 2, "--step-seconds", 1, "--deadline", "soon")
     assert isinstance(found.exception, UsageError)
     assert "--deadline 'soon': give a time, such as 45min, 8h or 2d" in str(found.exception)

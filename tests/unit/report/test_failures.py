@@ -190,7 +190,7 @@ def test_cells_of_csv_files_are_text_that_steers_neither_terminals_nor_spreadshe
         assert {row["study"] for row in rows} == {"'=line\\rend"}
 
 
-def test_a_number_or_a_lone_surrogate_is_no_formula() -> None:
+def test_a_number_or_a_lone_surrogate_is_not_a_formula() -> None:
     assert [cell(value) for value in (-1.5, -math.inf, None, True, -3, "+1", "-inf", "-")] == [
         -1.5, -math.inf, None, True, -3, "+1", "-inf", "'-"
     ]  # fmt: skip

@@ -290,7 +290,7 @@ def test_schedules_of_different_values_differ(one: Schedule, other: Schedule) ->
     assert other != one
 
 
-def test_a_schedule_is_not_equal_to_what_is_no_schedule() -> None:
+def test_a_schedule_is_not_equal_to_what_is_not_a_schedule() -> None:
     assert s.constant(1) != 1
 
 

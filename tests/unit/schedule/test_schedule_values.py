@@ -77,7 +77,7 @@ def test_canonical_values_that_python_holds_equal_are_the_same_or_a_bool(value: 
     "value",
     [math.nan, math.inf, -math.inf, np.float32("nan"), [1], (1,), {}, b"x", 1j, object, 2**64, -(2**63) - 1],
 )
-def test_what_is_no_finite_json_scalar_is_refused_by_name(value: object) -> None:
+def test_what_is_not_a_finite_json_scalar_is_refused_by_name(value: object) -> None:
     with pytest.raises(ScheduleError) as caught:
         s.canonical(value)
     named = "the class object" if value is object else repr(value).removeprefix("np.float32(").removesuffix(")")
@@ -90,7 +90,7 @@ def test_what_json_cannot_carry_is_refused(value: object) -> None:
         s.constant(value)  # type: ignore[arg-type]
 
 
-def test_booleans_are_no_numbers() -> None:
+def test_booleans_are_not_numbers() -> None:
     assert not s.same(True, 1)
     assert not s.same(0, False)
     assert s.same(True, True)
@@ -297,7 +297,7 @@ def written(*segments: str) -> bytes:
         '{"form":{"type":"sampled","values":[[1]]},"length":3}',
     ],
 )
-def test_bytes_that_are_no_schedule_are_refused(segment: str) -> None:
+def test_bytes_that_are_not_a_schedule_are_refused(segment: str) -> None:
     with pytest.raises(msgspec.DecodeError):
         msgspec.json.decode(written(segment), type=Schedule)
 

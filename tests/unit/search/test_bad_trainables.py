@@ -119,7 +119,7 @@ def test_reading_a_hyperparameter_that_the_space_does_not_return_is_named() -> N
         search(train)
 
 
-def test_a_name_that_a_library_looks_up_is_no_hyperparameter() -> None:
+def test_a_name_that_a_library_looks_up_is_not_a_hyperparameter() -> None:
     class OfALibrary(Tape):
         version = "of a library"
 
@@ -163,7 +163,7 @@ MANY = "many metrics"
 
 @pytest.mark.ci
 @pytest.mark.parametrize("what", [0.5, None, [("score", 1)], MANY])
-def test_metrics_that_are_no_mapping_are_refused_before_anything_is_trained(what: object) -> None:
+def test_metrics_that_are_not_a_mapping_are_refused_before_anything_is_trained(what: object) -> None:
     returned = {f"m{number}": 0.5 for number in range(10**5)} if what == MANY else what
 
     class Wrong(Tape):

@@ -170,7 +170,7 @@ def test_a_trial_that_is_pruned_outside_a_step_is_pruned_and_the_others_continue
     assert result.savings.steps_trained == result.savings.steps_unique
 
 
-def test_a_failure_may_name_a_file_whose_name_is_no_text():
+def test_a_failure_may_name_a_file_whose_name_is_not_text():
     class Missing(Tape):
         def train(self, step, hp):
             raise FileNotFoundError("caf\udce9.png")

@@ -311,7 +311,7 @@ def test_what_was_edited_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("first", [None, "1"])
-def test_a_version_stated_or_left_out_is_no_edit(first):
+def test_a_version_stated_or_left_out_is_not_an_edit(first):
     class Versioned(Tape):
         version = first
 

@@ -104,7 +104,7 @@ def called_twice() -> tuple[MemoryJournal, float]:
     return journal, round(over * 2**20) / 2**20
 
 
-def test_pauses_between_calls_are_no_idle_time_and_not_part_of_the_makespan(
+def test_pauses_between_calls_are_not_idle_time_and_not_part_of_the_makespan(
     called_twice: tuple[MemoryJournal, float],
 ) -> None:
     journal, over = called_twice
@@ -141,7 +141,7 @@ def test_pictures_and_page_name_the_pauses_that_are_left_out(
     assert "pause" not in Page(write_report(tmp_path, journal)).text  # their clocks overlap
 
 
-def test_a_worker_is_there_during_the_calls_for_which_it_works_only(called_twice: tuple[MemoryJournal, float]) -> None:
+def test_a_worker_is_present_only_during_the_calls_that_it_works_for(called_twice: tuple[MemoryJournal, float]) -> None:
     journal, over = called_twice
     shared = shifted(journal, {0: 0.0, 1: over + NIGHT})
     own = renamed(shared)

@@ -198,7 +198,7 @@ def test_the_error_of_a_space_that_has_ended_its_own_trial_is_the_users(state: T
     assert len(study.trials) == (6 if catch else 4)
 
 
-def test_an_error_of_a_schedule_is_no_rejection() -> None:
+def test_an_error_of_a_schedule_is_not_a_rejection() -> None:
     def wrong(trial: optuna.Trial) -> dict[str, object]:
         return {"rate": hpstage.schedule.piecewise({0: 1.0, trial.suggest_int("drop", -1, 5): 2.0})}
 

@@ -177,7 +177,7 @@ def test_the_end_of_the_output_stays_and_progress_bars_are_drawn_over() -> None:
     assert (taken.output, taken.left_out) == ("b" * OUTPUT, 10)
 
 
-def test_printed_names_of_files_that_are_no_text_can_be_kept() -> None:
+def test_printed_names_of_files_that_are_not_text_can_be_kept() -> None:
     recorder = Recorder(0)
     recorder.write("read caf\udce9.png\n")
     taken = recorder.take(1)
