@@ -304,9 +304,11 @@ class ForkServer:
             if environment.get(name) != self._environment.get(name)
         )
         if changed:
-            raise NotForked(f"environment variables have changed since its server was started: {', '.join(changed)}")
+            raise NotForked(
+                f"environment variables have changed since the fork server was started: {', '.join(changed)}"
+            )
         if search_path() != self._path:
-            raise NotForked("sys.path has changed since its server was started")
+            raise NotForked("sys.path has changed since the fork server was started")
         request = {
             "worker": worker,
             "environment": {**environment, **variables},

@@ -390,7 +390,8 @@ def _understanding(place: Place) -> Iterator[None]:
 
 
 def _pieces(file: Source, index: int, leaf: Leaf, values: list[Any] | None) -> Iterator[memoryview | bytes]:
-    """Read the bytes of a leaf and yield them, piece by piece if its value is not put into ``values``."""
+    """Read the bytes of a leaf and yield them. If ``values`` is given, the leaf's value is put into it; else the bytes
+    are read in pieces."""
     if values is None:
         left = leaf.nbytes
         while left and (piece := file.read(min(left, _PIECE))):

@@ -31,7 +31,7 @@ from hpstage.store.copying import common_end, copy_records
 from hpstage.store.opening import address_of, is_on_server, open_journal, open_or_make
 from hpstage.store.redaction import shown
 
-# Threads that copy checkpoints of up to so many bytes; larger ones are in memory one at a time.
+# Threads that copy checkpoints of up to _SMALL bytes; larger ones are in memory one at a time.
 _THREADS = 4
 _SMALL = 64 << 20
 _SHOWN = 5

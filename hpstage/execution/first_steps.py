@@ -100,7 +100,7 @@ class FirstSteps:
         try:
             yield
         except Exception:
-            logger.debug("the first steps of trials are not looked at", exc_info=True)
+            logger.debug("the first steps of trials are not observed any more", exc_info=True)
             self._flight = self._optimizers = None
 
     def _see_rates(self) -> bool:

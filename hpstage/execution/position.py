@@ -67,7 +67,7 @@ class Position:
         try:
             self.checkpoints.meet(self.trainable.state_dict())
         except Exception:  # raised again where the state is saved, if it is not only too early
-            logger.debug("the state before the first step cannot be looked at", exc_info=True)
+            logger.debug("the state before the first step could not be passed to the store", exc_info=True)
 
     def load(self, key: StateKey) -> object:
         """Return a saved state, from memory if it is there. Raises :class:`CheckpointError` if it cannot be loaded."""

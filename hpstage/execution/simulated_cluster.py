@@ -131,7 +131,7 @@ class SimulatedCluster:
     def attach(self, member: Member) -> None:
         """Let an executor train on the workers, and report those that are present."""
         if self._members and self.slots > 1:
-            raise InternalError("simulated workers that train several chains side by side are of one executor only")
+            raise InternalError("simulated workers with several slots can be used by one executor only")
         self._members.append(member)
         member.inbox += [WorkerJoined(slot, self.now) for slot in self.live]
 

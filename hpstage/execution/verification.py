@@ -48,7 +48,7 @@ _STEPS, _SLOW = 2, 10.0
 _BRIEF = 2.0
 """Seconds that training waits for the result, so that an error in very short steps is noticed at once."""
 _PATIENCE, _TIMES = 60.0, 2.0
-"""Seconds to wait for a fork's answer: so many, and so many times the time that it had while training continued."""
+"""Seconds to wait for a fork's answer: _PATIENCE, and _TIMES times the time that it had while training continued."""
 
 
 class Outcome(msgspec.Struct):

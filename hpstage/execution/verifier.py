@@ -80,9 +80,9 @@ class Verifier:
             self._left -= 1
             if not self._left:
                 logger.warning(
-                    "Training has begun %d times to change an object that it had not changed before, most recently %s; "
-                    "forks are no longer verified for further objects. List in `stateless` the objects that training "
-                    "does not depend on.",
+                    "Forks were verified %d times because training changed another object for the first time, most "
+                    "recently %s. They are not verified for further objects. List in `stateless` the objects that "
+                    "training does not depend on.",
                     _VERIFICATIONS,
                     min(self._unverified()) if self._unverified is not None else "",
                 )

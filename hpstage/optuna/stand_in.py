@@ -26,7 +26,7 @@ def quiet_optuna() -> Iterator[None]:
 
 # How many trials a space may reject for each one that is requested.
 _PATIENCE = 100
-# A space that raises for each of so many trials, and describes or prunes none, is wrong.
+# A space that raises for each of this many trials, and describes or prunes none, is wrong.
 _WRONG = 8
 
 

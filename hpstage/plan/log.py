@@ -68,7 +68,7 @@ def open_plan(
 
 
 def from_snapshot(journal: Journal, workload: StateKey, sharing: bool) -> SearchPlan | None:
-    """Return the plan of a journal, folded from its snapshot on; ``None`` if that is of no use."""
+    """Return the plan of a journal, folded from its snapshot on; ``None`` if there is none that can be used."""
     try:
         content = journal.read_snapshot()
         if content is None:
@@ -80,7 +80,7 @@ def from_snapshot(journal: Journal, workload: StateKey, sharing: bool) -> Search
             fold_all(journal, plan, plan.apply)
         return plan
     except StoreError as error:  # also if the journal, or what follows in it, is not that of the snapshot
-        logger.info("The plan's snapshot is of no use (%s): all of its journal is folded", error)
+        logger.info("The plan's snapshot cannot be used (%s): the whole journal is folded", error)
         return None
 
 

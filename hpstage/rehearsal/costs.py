@@ -23,7 +23,7 @@ from hpstage.training.trainables import as_trainable
 
 StepSeconds = Callable[[Mapping[str, Scalar]], float]
 
-# Number of steps timed under each set of values, after one untimed step; timing ends earlier after so many seconds.
+# Number of steps timed under each set of values, after one untimed step; timing ends earlier after _SECONDS.
 _STEPS = 5
 _SECONDS = 2.0
 # A hyperparameter is used if it reduces the error to less than this share of the error without it.

@@ -220,7 +220,7 @@ FLEETS = several(whole(most=65_536), "whole numbers from 1 to 65,536, such as (1
 _SAFETY = 60.0
 """Seconds of training between states that are kept in case of a crash, as the scheduler has it."""
 _STATES = 1_000_000
-"""Rehearsing so many takes minutes."""
+"""Rehearsing this many takes minutes."""
 
 
 @checked(

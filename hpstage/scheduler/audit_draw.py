@@ -25,7 +25,7 @@ _STOPPED = 4.0
 """Factor by which states whose audit was stopped are less likely to be drawn: their audits may take longer than idle
 times."""
 WHOLE = 8
-"""One of so many audits is an audit of a whole trial."""
+"""One of this many audits is an audit of a whole trial."""
 
 
 @dataclass(order=True, slots=True)

@@ -26,7 +26,7 @@ from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.stage_tree import StageTree
 from hpstage.scheduler.workers import Workers
 
-# The most paths that wait which are looked at.
+# The largest number of waiting paths that are looked at.
 _LOOKED_AT = 1000
 
 # How many times as long as it takes to start, a worker is to train what is only foreseen.

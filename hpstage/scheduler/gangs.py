@@ -26,7 +26,7 @@ from hpstage.scheduler.workers import Worker
 
 # Initial and maximum seconds for which workers that did not meet are left out of gangs; doubled each time in a row.
 _LEFT_OUT = (10.0, 600.0)
-# After so many gangs in a row that did not meet, no more are formed: the cause is not one busy worker.
+# After this many gangs in a row that did not meet, no more are formed: the cause is not one busy worker.
 _VAIN = 6
 
 Start = tuple[float, Worker, Branch, int]

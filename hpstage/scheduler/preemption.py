@@ -24,7 +24,7 @@ from hpstage.scheduler.stage_tree import StageTree
 
 # A cut must save at least this multiple of its cost.
 WORTH = 10.0
-# Up to so many chains are looked at in every turn.
+# Up to this many chains are looked at in every turn.
 _EACH_TURN = 16
 # Stale entries of queues before they are rebuilt.
 _STALE = 1000
@@ -96,9 +96,9 @@ class Preemption:
     def _update_cuts(
         self, running: Mapping[ChainId, Orders], waiting: bool, workers: int, now: float
     ) -> Collection[ChainId]:
-        """Update where chains are cut, and return those that are, or were.
+        """Update where chains are cut. Return the chains that are cut now, and those that were cut before.
 
-        Since this looks at every chain, many chains are looked at once in many turns.
+        This looks at every chain. So the more chains run, the fewer turns do it.
         """
         before = self._cut
         if not (waiting and self.tree.ready < workers <= len(running) and self.plan.totals.saves):

@@ -32,7 +32,7 @@ logger = logging.getLogger("hpstage")
 
 
 def searched(request: Request, interruption: Interruption, train: Callable[..., list[Any]]) -> Result:
-    """Try out the space, and search. ``train`` trains what the result's trials branch into."""
+    """Try out the space, then run the search. ``train`` trains the branches that users make of the result's trials."""
     request = replace(request, space_works=try_out_space(request))
     display = None
     if request.show_progress_bar:

@@ -117,8 +117,7 @@ class Recorder:
         if name not in self._names:
             if len(self._names) == _NAMES:
                 raise UsageError(
-                    f"more than {_NAMES} names are logged, {name!r} for one: log under names that stay the same, a "
-                    f"value in each step"
+                    f"more than {_NAMES} names are logged, such as {name!r}; log under the same names in every step"
                 )
             self._names.add(checked_name(name))
         self._pending.append((self.step, name, value))

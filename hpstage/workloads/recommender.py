@@ -71,7 +71,7 @@ def histories(table: np.ndarray[Any, np.dtype[np.int64]], length: int) -> Tensor
 
 
 class Network(nn.Module):
-    """Predicted stars of films after histories."""
+    """Predicts the stars that a user gives a film, from the films that the user rated before."""
 
     def __init__(self, films: int, width: int) -> None:
         super().__init__()

@@ -95,7 +95,7 @@ def test_a_variable_that_has_changed_needs_a_process_that_is_spawned(
     with monkeypatch.context() as patch:
         patch.setenv("HPSTAGE_TEST_NEW", "123")
         assert [(one["forked"], one["new"]) for one in found(cluster, tmp_path / "a")] == [(False, "123")] * 2
-        assert "environment variables have changed since its server was started: HPSTAGE_TEST_NEW" in caplog.text
+        assert "environment variables have changed since the fork server was started: HPSTAGE_TEST_NEW" in caplog.text
     assert [one["forked"] for one in found(cluster, tmp_path / "b")] == [True] * 2
 
 

@@ -31,7 +31,7 @@ from hpstage.store.cursor import Cursor
 
 
 class Unusable(StoreError):
-    """A snapshot is of no use here, and why; or a plan has none."""
+    """A snapshot cannot be used here, or none can be made of a plan; the message gives the reason."""
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True):

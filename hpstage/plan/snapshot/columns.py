@@ -44,7 +44,7 @@ class _Objects(msgspec.Struct, array_like=True, tag=3):
 
 
 class _Items(msgspec.Struct, array_like=True, tag=4):
-    """``numbers``: set where fewer sequences are written than there are."""
+    """Sequences. Of tuples that are the same object, one is written; ``numbers`` is then the place of each value."""
 
     kind: _Number
     numbers: list[_Number] | None
@@ -67,7 +67,7 @@ class _Mixed(msgspec.Struct, array_like=True, tag=6):
 
 
 class _Same(msgspec.Struct, array_like=True, tag=7):
-    """``value``: a column of one value, which is there ``length`` times."""
+    """``value``: a column of one value, which is repeated ``length`` times."""
 
     length: _Number
     value: msgspec.Raw

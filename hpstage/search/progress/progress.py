@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 # The growth of the algorithm's calls, the change of the seconds per step, and the part of the predicted time after
 # which a new forecast is made; but not before this part of the time so far has passed again.
 _GROWN, _DRIFTED, _PASSED, _AGAIN = 0.05, 0.1, 0.25, 0.01
-# A forecast is the mean of so many plays at most, as long as they have fewer results together: the geometric one, which
-# is as likely to be off by some factor in either direction. Plays of less than a second are taken for one.
+# A forecast is the geometric mean of at most _PLAYS plays, as long as they have less than _RESULTS results together. It
+# is as likely to be off by some factor in either direction. Plays of less than a second count as one second.
 _PLAYS, _RESULTS = 13, 4_000
 
 

@@ -50,7 +50,7 @@ _FACTOR = 16.0
 _ULPS = 8.0
 """Difference that is always allowed, in units in the last place of the tensor's largest element."""
 _SMALL = 100_000
-"""Tensors with at most so many elements are compared even if they are not known to have changed."""
+"""Tensors with at most this many elements are compared even if they are not known to have changed."""
 _SHARE = 1e-3
 """Maximum share of a step's change that is attributed to rounding hyperparameters to float32, as in tensors."""
 

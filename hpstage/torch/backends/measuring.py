@@ -34,9 +34,9 @@ SHORT_OVER_FROZEN = 0.05
 """Seconds of a step up to which siblings with adapters in a frozen model are likely to gain: they share the overhead of
 many small operations, but compute the products with frozen weights each for itself."""
 _SECONDS, _LEAST = 5.0, 3
-"""Fewer steps are measured once they have taken so many seconds, but at least so many."""
+"""Fewer steps are measured once they have taken this many seconds, but at least this many steps."""
 _ROUNDS, _BLOCK, _LONG = 5, 0.05, 0.05
-"""Siblings are compared with eager steps in so many rounds of blocks of about so many seconds each, since the speed of
+"""Siblings are compared with eager steps in _ROUNDS rounds of blocks of about _BLOCK seconds each, since the speed of
 a machine varies: a third from one second to the next was seen. There are fewer rounds where they would be more than
 :data:`_SHARE` of a search, and none of steps that are long."""
 

@@ -132,7 +132,7 @@ class ReadOnly(Mapping):
             return
         [shown] = gc.get_referents(obj)
         if type(shown) is not dict or "__module__" in shown:  # a class's: Python keeps what it has looked up there
-            raise TypeError("it is a view of a dict that nothing else here knows")
+            raise TypeError("it is a view of a class's attributes, or of a mapping that is not a dict")
         super().write(shown, content)
 
 

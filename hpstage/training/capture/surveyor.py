@@ -165,7 +165,7 @@ class Surveyor:
         return led
 
     def name(self, found: Survey, code: Any) -> None:
-        """Record that a function or class was found as a value."""
+        """Record a function or class that was found, by its module and name."""
         found.named[code.__module__, name_of(code)] = code
 
     def reached(self, code: object) -> list[Step]:

@@ -112,7 +112,7 @@ def selecting(self: Any, model: nn.Module, optimizer: Any, batch: Any) -> Any:
         (of_numpy, "Python's random or of NumPy"),
         (of_its_own, "a generator of its own"),
         (twice, r"uses parameters after optimizer.step\(\)"),
-        (never, r"without a call of optimizer.step\(\)"),
+        (never, r"without calling optimizer.step\(\)"),
         (accumulating, "accumulates gradients"),
         (averaging, "an average of weights"),
         (remembering, "neither a parameter nor a buffer"),
@@ -163,7 +163,7 @@ class BiasBeforeNormalization(Mlp):
 
 
 @pytest.mark.parametrize("width", [4, 8, 12, 20])
-def test_a_gradient_that_is_only_rounding_is_no_reason_to_refuse(width: int) -> None:
+def test_a_gradient_that_is_only_rounding_is_not_a_reason_to_refuse(width: int) -> None:
     subject = BiasBeforeNormalization(width)
     train(Bundle(builder(subject)), [Trial(subject, 0), Trial(subject, 1)])
 

@@ -299,7 +299,7 @@ def test_a_snapshot_of_no_use_is_passed_over_and_the_journal_folded(
     with caplog.at_level(logging.INFO, "hpstage"):
         opened = open_plan(store, WORKLOAD, {})
     assert opened.restored == 0 and repr(whole(opened)) == repr(whole(folded(facts)))
-    assert ["The plan's snapshot is of no use" in message for message in caplog.messages] == [True]
+    assert ["The plan's snapshot cannot be used" in message for message in caplog.messages] == [True]
 
 
 def test_a_valid_snapshot_is_used_and_later_facts_are_folded(caplog: pytest.LogCaptureFixture) -> None:

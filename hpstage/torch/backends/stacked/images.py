@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 _aten = torch.ops.aten
 
 _CHANNELS = 16
-"""A convolution of one member with at least so many input channels fills its vectors."""
+"""A convolution of one member with at least this many input channels fills its vectors."""
 _PIXELS = 256
 """Pixels of an image up to which the gradients of a pair take at most 1.5 times as long as torch's of one, and each of
 eight about half as long (measured)."""

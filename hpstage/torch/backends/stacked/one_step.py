@@ -42,7 +42,7 @@ class OneStep:
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
         for name, parameter in self._parameters.items():
             if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-                raise NeedsPython(f"the parameter {name} has hooks, which see no gradients of a stack")
+                raise NeedsPython(f"the parameter {name} has hooks, which a stack would not call")
         self.groups: dict[str, int] = {}
         """The param group of each parameter that the optimizer has."""
         for index, group in enumerate(optimizer.param_groups):
@@ -111,7 +111,7 @@ class OneStep:
         finally:
             object.__setattr__(self._subject, "hp", hp)
         if optimizer.gradients is None:
-            raise NeedsPython(f"{self.who} has trained without a call of optimizer.step()")
+            raise NeedsPython(f"{self.who} has trained without calling optimizer.step()")
         if loss is not None and not isinstance(loss, Tensor):
             raise NeedsPython(f"{self.who} returned {type(loss).__name__}, where a stack needs a tensor")
         self.stepped = [name for name, gradient in optimizer.gradients.items() if gradient is not None]
@@ -178,7 +178,7 @@ class StandInOptimizer:
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:
         if closure is not None:
-            raise NeedsPython(f"{self._who} gives the optimizer a closure")
+            raise NeedsPython(f"{self._who} passes a closure to optimizer.step()")
         if self.gradients is not None:
             raise NeedsPython(f"{self._who} calls optimizer.step() twice")
         gradients = {name: self.leaves[name].grad for name in self._trained}
@@ -334,7 +334,7 @@ class StandInValues(Mapping[str, Any]):
         return len(self._hp)
 
     def fits(self, hp: Mapping[str, Scalar]) -> bool:
-        """Return whether other hyperparameters give all that was read from these, except tensors in their place."""
+        """Return whether the step reads the same from other hyperparameters, not counting those read as tensors."""
         return (
             all(name in hp and (type(hp[name]), hp[name]) == (type(v), v) for name, v in self.fixed.items())
             and self.absent.isdisjoint(hp)

@@ -227,7 +227,7 @@ def _finished(one: OneStep, recorded: GraphModule) -> Trace:
     by_name = dict(zip((*state, *values), inputs, strict=False))
     for name, node in zip(left, inputs[len(inputs) - len(constants) - len(left) :], strict=False):
         if node.users:
-            raise NeedsPython(f"{who} accumulates gradients over its calls, of {name} for one")
+            raise NeedsPython(f"{who} accumulates gradients over its calls, such as that of {name}")
         graph.erase_node(node)
     used = tuple(name for name in values if by_name[name].users)
     for name in values.keys() - set(used):
