@@ -89,7 +89,7 @@ def space(trial: Any) -> dict[str, Any]:
     ],
     ids=lambda given: re.sub(" at 0x.*", "", repr(given)),
 )
-def test_preflight_names_what_means_nothing_and_what_would_never_end(given: dict[str, Any]) -> None:
+def test_preflight_names_invalid_arguments_and_sizes_that_would_never_end(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(given))):
         hpstage.preflight(space, **{"steps": 4, "n_trials": 3, "step_seconds": 1.0} | given)
 

@@ -90,7 +90,7 @@ def check_against_the_plan(accounting: Accounting) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tables_that_lag_behind_the_plan_come_to_the_same(name: str) -> None:
+def test_tables_that_lag_behind_the_plan_catch_up_to_the_same_values(name: str) -> None:
     facts = [*read_facts(recorded(name))]
     at_once = folded(facts, 0)
     check_against_the_plan(at_once)

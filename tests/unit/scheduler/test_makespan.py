@@ -164,7 +164,7 @@ def test_enough_workers_reach_the_critical_path():
         assert makespan(tree, 7) == longest
 
 
-def test_a_load_counts_in_full_when_its_chain_is_amended_during_it():
+def test_a_load_counts_in_full_when_its_chain_is_amended_while_it_loads():
     """While a fork is loaded, a trial arrives that puts a boundary on its way."""
     executor = SimulatedExecutor(1, load_seconds=5.0)
     search = Search(executor)

@@ -191,7 +191,7 @@ def test_a_search_may_have_three_hundred_trials_of_one_step():
     assert result.savings.steps_trained == len({trial.params["a"] for trial in study.trials})
 
 
-def test_an_objective_of_optuna_fails_with_what_a_training_function_is_given() -> None:
+def test_an_optuna_objective_fails_with_a_message_that_it_is_given_a_run() -> None:
     def objective(trial: Any) -> float:
         return float(trial.suggest_float("x", 0.0, 1.0))
 

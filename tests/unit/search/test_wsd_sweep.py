@@ -246,12 +246,12 @@ def test_a_rehearsal_of_a_sweep_is_exact() -> None:
         ({"peak": "high"}, "peak is 'high'"),
     ],
 )
-def test_an_impossible_sweep_is_named_where_it_is_made(options: dict[str, Any], message: str) -> None:
+def test_the_error_of_an_invalid_sweep_names_the_argument(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
         sweep(**options)
 
 
-def test_other_spaces_need_steps() -> None:
+def test_spaces_other_than_a_sweep_need_steps() -> None:
     with pytest.raises(UsageError, match="steps is missing"):
         search(lambda trial: {"a": 1}, MemoryJournal(), n_trials=1)
 
