@@ -53,7 +53,7 @@ def main(channel: int, parent: int, modules: list[str], with_threads: bool) -> N
 
 
 class _Server:
-    """Forks in the thread that calls :meth:`serve`, the only one."""
+    """Forks in the thread that calls :meth:`serve`, which is the only thread of the process."""
 
     def __init__(self, channel: socket.socket, parent: int, with_threads: bool) -> None:
         self._with_threads = with_threads

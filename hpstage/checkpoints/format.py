@@ -253,7 +253,7 @@ def check_identity(manifest: Manifest, key: StateKey, workload: str, where: str)
     if manifest.key != key:
         raise CheckpointCorrupt(f"{where} holds the checkpoint of another state, {manifest.key}")
     if manifest.workload != workload:
-        raise CheckpointForeign(f"{where} is of workload {manifest.workload}, not {workload}")
+        raise CheckpointForeign(f"{where} belongs to workload {manifest.workload}, not to {workload}")
 
 
 def _compressed(described: bytes) -> bytes:

@@ -78,5 +78,5 @@ def decode(content: bytes, key: StateKey, workload: str, where: str) -> StageLog
     if sealed.key != key:
         raise CheckpointCorrupt(f"{where} holds the log of another state, {sealed.key}")
     if sealed.workload != workload:
-        raise CheckpointForeign(f"{where} is of workload {sealed.workload}, not {workload}")
+        raise CheckpointForeign(f"{where} belongs to workload {sealed.workload}, not to {workload}")
     return log

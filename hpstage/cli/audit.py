@@ -113,7 +113,9 @@ def _audited(
         raise UsageError(f"{' '.join(given[2:])} is one argument too many; give a store, and a trainable")
     if certificate is not None and len(given) == 1 and _is_trainable(given[0]):
         if trial is not None or study is not None:
-            raise UsageError("a certificate is of one trial; leave --trial and --study out, or give the store as well")
+            raise UsageError(
+                "a certificate belongs to one trial; leave --trial and --study out, or give the store as well"
+            )
         known = certificates.read(certificate)
         nowhere = FolderCheckpoints(closing.enter_context(tempfile.TemporaryDirectory(prefix="hpstage-")), "none")
         segment = known.segment()

@@ -23,7 +23,7 @@ def deploy(
         str | None, typer.Argument(metavar="NAME", help="The file to print.", show_default="list all files")
     ] = None,
 ) -> None:
-    """Print a file that runs hpstage on a cluster. Fit it to yours: Compose, Kubernetes, Slurm, Grafana.
+    """Print a deployment file, to be adapted to your cluster: Compose, Kubernetes, Slurm, Grafana.
 
     The first lines of each file say how to use it. The Dockerfile builds the image that Compose and Kubernetes run,
     from the folder with hpstage's source. The container image of a search is based on it.

@@ -1,5 +1,5 @@
-"""Simulated workers on one virtual clock, for the executors of one or several searches: who is there, what becomes of
-them, how many there are to be, and what they cost."""
+"""Simulated workers on one virtual clock, shared by the executors of one or several searches: which are present, how
+they fail and leave, how many the searches need, and what they cost."""
 
 from __future__ import annotations
 

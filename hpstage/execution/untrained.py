@@ -51,7 +51,7 @@ class UntrainedFork:
                 return UntrainedFork(trainable)
             except OSError as error:
                 why = str(error)
-        logger.debug("nothing is trained again in a fork of the process as it was before training: %s", why)
+        logger.debug("steps are not trained again in a fork of the untrained process: %s", why)
         return None
 
     def begin(self, checkpoints: FolderCheckpoints, segment: Segment) -> None:

@@ -113,7 +113,7 @@ class NodeTree:
         return roots
 
     def begin(self, root: Node) -> None:
-        """Register a root for trials that begin like it, and start its history."""
+        """Register a root, so that trials that begin with its values find it, and start its history."""
         roots = self._enter(root)
         lacking = self.lacking.get(root.id, ())
         if lacking:
@@ -122,8 +122,8 @@ class NodeTree:
         root.begin(nothing, lacking)
 
     def _enter(self, root: Node) -> Roots:
-        """Register a root for trials that begin like it, via an existing root with the same values if there is one, and
-        return the roots of its names."""
+        """Register a root under the values that it begins with, or under an existing root that begins with the same.
+        Return the roots with its names of hyperparameters."""
         roots = self.roots(root.names)
         found = roots.setdefault(root.first if self.sharing else (root.maker.id, *root.first), root)
         if found is not root:

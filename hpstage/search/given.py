@@ -68,7 +68,7 @@ class Given:
         record = plan.searches.get(name)
         if self.trials:  # this process was taken for dead, and joins again
             if study.get_trials(deepcopy=False, states=[TrialState.RUNNING]) and not self._is_of(record):
-                raise UsageError(f"another process trains study {name!r} now; make this call again after it")
+                raise UsageError(f"another process is training study {name!r}; repeat this call once it has ended")
             return len(self._indices)
         if record is not None and not record.ended:
             driver.log.write([SearchEnded(name, time.time())])

@@ -29,8 +29,8 @@ def common_end(source: Journal, end: Cursor, target: Journal, name: str) -> Curs
         target.read_on(at, 0)
     except HistoryChanged as error:
         raise UsageError(
-            f"{name} holds another plan, or has had records of its own since this plan was copied to it; give another "
-            f"destination"
+            f"{name} holds another plan, or other records were added to it since this plan was copied there; give "
+            f"another destination"
         ) from error
     if there > end.position:
         raise UsageError(

@@ -220,7 +220,7 @@ class TorchLoop(Adapter):
         built.follower.forget()
         self._pending = False
         self._samples = state["samples"]
-        with cannot_be_read("the state is of another numerics"):
+        with cannot_be_read("the state was trained with other numerics"):
             self._steps_by().load(state.get("backend"))
         self._data().go_to(state.get("stream"))
         self._data().settle()

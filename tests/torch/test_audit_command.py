@@ -240,7 +240,10 @@ def test_what_cannot_be_audited_is_named_with_status_2(tmp_path: Path) -> None:
         ([store, "a.py:A", "b.py:B"], "one argument too many"),
         (["--certificate", str(tmp_path / "none.json"), "a.py:A"], "give the file of a certificate"),
         (["--certificate", str(tmp_path / "store" / "plan.sqlite"), "a.py:A"], "is not a certificate"),
-        (["--certificate", str(tmp_path / "none.json"), "a.py:A", "--trial", "1"], "a certificate is of one trial"),
+        (
+            ["--certificate", str(tmp_path / "none.json"), "a.py:A", "--trial", "1"],
+            "a certificate belongs to one trial",
+        ),
         ([store, "no_such_module:A", "--trial", "1"], "there is no module 'no_such_module'"),
     ):
         found = run("audit", *words)

@@ -138,7 +138,7 @@ def test_schedulers_sized_by_training_arguments_equal_those_of_transformers(name
     expected = alone(SCRIPTS[name](), 42)
     assert all(torch.equal(weights(adapter)[key], value) for key, value in expected.items())
     assert (adapter.horizon.steps, adapter.horizon.sizes) == (hugging_face.STEPS, True)
-    with pytest.raises(TrainingError, match="there is no other to train"):
+    with pytest.raises(TrainingError, match="no further update can be trained"):
         adapter.train(hugging_face.STEPS, {"seed": 42})
 
 

@@ -56,7 +56,7 @@ def decoded(plain: Any) -> Any:
 )
 def test_a_state_names_no_function_that_does_more_than_compute(module: str, name: str) -> None:
     assert pure_function(module, name) is None
-    with pytest.raises(StateError, match=r"which is not here"):
+    with pytest.raises(StateError, match=r"which is not available here"):
         decoded(("pure", module, name))
 
 
@@ -80,7 +80,7 @@ def test_a_state_names_methods_in_c_that_only_compute() -> None:
     assert decoded(("slot", holder, "__contains__"))(1)
     assert decoded(("slot", holder, "get"))(1) == 2
     for owner, name in ((holder, "__reduce_ex__"), (holder, "__dir__"), ("{}", "format"), ("{}", "format_map")):
-        with pytest.raises(StateError, match=rf"names a method {name} of \w+, which is not here"):
+        with pytest.raises(StateError, match=rf"names a method {name} of \w+, which is not available here"):
             decoded(("slot", owner, name))
 
 
@@ -99,7 +99,7 @@ def test_a_state_names_only_functions_of_numpys_kind_of_modules_that_the_code_na
     base.named["scipy.special", ""] = scipy.special
     assert Decoder(base, []).value(("pure", "scipy.special", "expit")) is scipy.special.expit
     for module, name in (("scipy.special", "logsumexp"), ("scipy.special._ufuncs", "expit"), ("os", "system")):
-        with pytest.raises(StateError, match=r"which is not here"):
+        with pytest.raises(StateError, match=r"which is not available here"):
             Decoder(base, []).value(("pure", module, name))
 
 
@@ -169,7 +169,7 @@ def test_a_generator_that_a_module_of_a_library_holds_is_refused_by_its_name(mon
 
 @pytest.mark.parametrize(("module", "name"), [("subprocess", "Popen"), ("torch.hub", "_Faketqdm"), ("os", "system")])
 def test_a_state_names_no_class_of_which_it_may_hold_no_instances(module: str, name: str) -> None:
-    with pytest.raises(StateError, match=r"which is not here"):
+    with pytest.raises(StateError, match=r"which is not available here"):
         decoded(("nameable", module, name))
 
 

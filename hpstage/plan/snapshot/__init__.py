@@ -117,14 +117,14 @@ def restored(content: bytes, workload: StateKey, *, sharing: bool) -> SearchPlan
         Unusable: it is damaged, of another version or workload, or contradicts itself.
     """
     if not content.startswith(TAG):
-        raise Unusable("it is of another version of hpstage")
+        raise Unusable("it was written by another version of hpstage")
     body = memoryview(content)[_START:]
     if content[len(TAG) : _START] != xxhash.xxh3_128_digest(body):
         raise Unusable("it is damaged")
     try:
         header, encoded = _decode(body)
         if (header.workload, header.sharing) != (workload, sharing):
-            raise Unusable("it is of another workload")
+            raise Unusable("it belongs to another workload")
         plan: SearchPlan = _LAYOUT.read(_decode_content(encoded), len(body))
         _complete(plan)
         _check(plan)

@@ -138,7 +138,7 @@ class ElasticLoop(TorchLoop):
         self._alone_seconds += alone + (self._nodes.seconds - own) * (gang.size - 1)
 
     def state_dict(self) -> object:
-        """Return the state. In a gang, all its processes look whether it can be captured: each has trained other nodes.
+        """Return the state. In a gang, every process checks whether it can be captured: each has trained other nodes.
 
         Raises:
             StateError: training has changed what virtual nodes cannot share, or what cannot be captured.

@@ -19,13 +19,17 @@ FIXED = frozenset(("per_device_train_batch_size", "gradient_accumulation_steps",
 
 
 def has_own_order(trainer: Trainer) -> bool:
-    """Return whether a Trainer orders samples in a way of its own: by a method or by its arguments."""
+    """Return whether a Trainer orders samples in its own way: by a method or by its arguments."""
     return orders_itself(type(trainer), {name: getattr(trainer.args, name) for name in USUAL})
 
 
 def orders_itself(kind: Any, fields: Mapping[str, Any]) -> bool:
-    """Return whether Trainers of a class, or of what makes them, order samples in a way of their own, with these fields
-    of their arguments."""
+    """Return whether a Trainer orders samples in its own way.
+
+    Args:
+        kind: its class, or the function that makes it.
+        fields: fields of its arguments, at least those of ``USUAL``.
+    """
     own = any(getattr(kind, name, getattr(Trainer, name)) is not getattr(Trainer, name) for name in _DECIDE)
     return own or any(fields[name] != value for name, value in USUAL.items())
 
@@ -62,7 +66,7 @@ def own_loader(trainer: Trainer) -> DataLoader[Any]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Made:
-    """The batches of a step, and where training is after them, in epochs."""
+    """The batches of a step, and the number of epochs trained after it, with its fraction."""
 
     batches: list[Any]
     epoch: float

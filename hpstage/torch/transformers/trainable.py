@@ -372,7 +372,7 @@ class TrainerTrainable(TorchTrainable):
         """Set the fields of ``trainer.args`` that hyperparameters name to the present values."""
         trainer = self.trainer
         if (ended := end_of(trainer)) is not None:
-            raise TrainingError(f"{ended}; there is no other to train")
+            raise TrainingError(f"{ended}; no further update can be trained")
         for name, value in self.hp.items():
             if self._weighs(name):
                 continue

@@ -156,7 +156,9 @@ class Rebuilt:
             return self._storages[number]
         record = self.base.paths.get(place[1])
         if record is None or record.kind is not VALUES:
-            raise StateError(f"the state refers to the memory of {place[1]}, which is not here: it is of other code")
+            raise StateError(
+                f"the state refers to the memory of {place[1]}, which is not available here: it was saved by other code"
+            )
         if record.content.storage is not None:
             return record.content.storage
         start, end = _block(record.obj)

@@ -77,14 +77,14 @@ class Decoder:
         for path, found in values.items():
             record = self._base.paths.get(path)
             if record is None or record.kind is not VALUES:
-                raise StateError(f"the state is of another model or other code: there is no {path} here")
+                raise StateError(f"the state belongs to another model or other code: there is no {path} here")
             plain = changed.get(path)
             place = plain[1] if plain is not None and plain[0] == "values" else None
             shape = tuple(found.shape) if place is None else tuple(place[2])
             as_bytes = not is_tensor(found) and found.dtype != record.obj.dtype
             if place is None and not as_bytes and shape != tuple(record.content.form[0]):
                 raise StateError(
-                    f"the state is of another model: {path} has shape {shape} in it, and "
+                    f"the state belongs to another model: {path} has shape {shape} in it, and "
                     f"{tuple(record.content.form[0])} here"
                 )
             filled.append((record.obj, found))
@@ -112,12 +112,12 @@ class Decoder:
         """Write content into the object at ``path``. Raises :class:`StateError` if no such object exists."""
         record = self._base.paths.get(path)
         if record is None:
-            raise StateError(f"the state knows of {path}, which is not here: it is of other code")
+            raise StateError(f"the state knows of {path}, which is not available here: it was saved by other code")
         if is_answered(plain):
             return
         kind, *parts = plain
         if kind != record.kind.name:
-            raise StateError(f"{path} is {record.kind.name} here, and {kind} in the state: it is of other code")
+            raise StateError(f"{path} is {record.kind.name} here, and {kind} in the state: it was saved by other code")
         if kind == "values":
             self._write_tensor(record.obj, *parts[1:])
             return
@@ -167,7 +167,9 @@ class Decoder:
             if tag == "@":
                 record = self._base.paths.get(parts[0])
                 if record is None:
-                    raise StateError(f"the state refers to {parts[0]}, which is not here: it is of other code")
+                    raise StateError(
+                        f"the state refers to {parts[0]}, which is not available here: it was saved by other code"
+                    )
                 return record.obj
             if tag == "again":
                 return self._new[parts[0]]
@@ -242,7 +244,7 @@ class Decoder:
     def _make_enum(self, module: str, qualname: str, *names: str) -> Any:
         kind = found_in(sys.modules.get(module), qualname)
         if not isinstance(kind, enum.EnumMeta) or any(name not in kind.__members__ for name in names):
-            raise StateError(f"the state names {module}.{qualname}.{'|'.join(names)}, which is not here")
+            raise StateError(f"the state names {module}.{qualname}.{'|'.join(names)}, which is not available here")
         members: list[Any] = [kind.__members__[name] for name in names]
         return kind(sum(member.value for member in members)) if issubclass(kind, enum.Flag) else members[0]
 
@@ -390,7 +392,7 @@ class Decoder:
         simple = (module, qualname) == ("types", "SimpleNamespace")
         kind: Any = types.SimpleNamespace if simple else creatable(self._base, module, qualname)
         if kind is None:
-            raise StateError(f"the state holds a {module}.{qualname}, which is not here")
+            raise StateError(f"the state holds a {module}.{qualname}, which is not available here")
         if items is not None:
             made = self._new[number] = _tuple_of(kind, self._list(items))
         else:
@@ -402,7 +404,7 @@ class Decoder:
         kind: Any = creatable(self._base, module, qualname)
         container = None if kind is None else container_of(kind)
         if container is None:
-            raise StateError(f"the state holds a {module}.{qualname}, which is not here")
+            raise StateError(f"the state holds a {module}.{qualname}, which is not available here")
         made = self._new[number] = container.__new__(kind)
         if container is list:
             list.extend(made, self._list(items))
@@ -433,7 +435,7 @@ class Decoder:
 def _here(found: Any, name: str) -> Any:
     """Return what a state names. Raises :class:`StateError` if there is none in this process."""
     if found is None:
-        raise StateError(f"the state names {name}, which is not here")
+        raise StateError(f"the state names {name}, which is not available here")
     return found
 
 

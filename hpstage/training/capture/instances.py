@@ -199,7 +199,7 @@ class Foreign(Instance):
             if _inside(obj) == content[1]:
                 return
         if not isinstance(inside, bytes) or not isinstance(content[1], bytes) or len(inside) != len(content[1]):
-            raise TypeError("it is of a class written in C")
+            raise TypeError("its class is written in C")
         ctypes.memmove((ctypes.c_ubyte * len(inside)).from_buffer(obj), content[1], len(inside))
 
     def children(self, content: Any) -> Iterator[Child]:

@@ -99,7 +99,7 @@ def _parts_of_typing(value: Any) -> Parts | None:
 def _of_typing(name: str, *inside: Any) -> Any:
     form: Any = vars(typing).get(name)
     if not _is_of_typing(form):
-        raise StateError(f"the state names typing.{name}, which is not here")
+        raise StateError(f"the state names typing.{name}, which is not available here")
     return form[inside[0]] if inside else form
 
 

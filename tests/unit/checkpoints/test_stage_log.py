@@ -40,7 +40,7 @@ def test_a_log_of_another_state_or_workload_is_refused() -> None:
     content = encode(LOG, KEY, "workload")
     with pytest.raises(CheckpointCorrupt, match="another state"):
         decode(content, StateKey("b" * 32), "workload", "here")
-    with pytest.raises(CheckpointForeign, match="is of workload workload, not other"):
+    with pytest.raises(CheckpointForeign, match="belongs to workload workload, not to other"):
         decode(content, KEY, "other", "here")
 
 
