@@ -90,7 +90,7 @@ def grouped(devices: Sequence[str], size: int) -> list[str]:
     """
     if devices and len(devices) < size:
         raise ClusterError(
-            f"{size} GPUs per worker were requested, but torch finds {len(devices)} here; request at most so many"
+            f"{size} GPUs per worker were requested, but torch finds {len(devices)} here; request at most that many"
         )
     return [",".join(devices[first : first + size]) for first in range(0, len(devices) - size + 1, size)]
 

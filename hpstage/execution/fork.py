@@ -28,7 +28,7 @@ from hpstage.training.identity import accelerators
 _NOT_KEPT = os.O_CREAT | os.O_EXCL | os.O_TRUNC
 _COPIED = b"copied"
 _PATIENCE = 60.0
-"""A fork that takes longer than so many seconds to copy shared memory is considered hung."""
+"""A fork that takes longer than this many seconds to copy shared memory is considered hung."""
 
 
 def obstacle(trainable: object = None) -> str:

@@ -39,7 +39,7 @@ this share of the elapsed time, since a step may wait for data."""
 _PATIENCE = 10.0
 """Seconds that training waits in addition to the duration of the chain, so that short searches are covered."""
 _LONGEST = 60.0
-"""Steps that take longer than so many seconds are not retrained."""
+"""Steps that take longer than this many seconds are not retrained."""
 _TO = StateKey("1" * 32)
 
 

@@ -140,7 +140,7 @@ class SimulatedChain:
     # --- counting -----------------------------------------------------------------------------------------
 
     def count(self, place: int, left_over: float = 0.0) -> None:
-        """Count what was trained since the last count, up to a step and so many seconds into the next."""
+        """Count what was trained since the last count, up to a step and ``left_over`` seconds into the next."""
         alone = (self.seconds_between(self.counted_from, place) + left_over) * self.speed
         passed = (alone - self.alone) / self.speed
         self.alone = alone

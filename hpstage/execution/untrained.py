@@ -65,7 +65,7 @@ class UntrainedFork:
         self._training = True
 
     def wait(self, timeout: float) -> Retrained | None:
-        """Return what training has led to; ``None`` if it has not ended within so many seconds.
+        """Return what training has led to; ``None`` if it has not ended within ``timeout`` seconds.
 
         Raises:
             ChildProcessError: it has ended without a result.

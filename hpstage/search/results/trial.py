@@ -41,7 +41,7 @@ _IN_TEMPORARY_FOLDER = (
 )
 
 Step = int | Literal["best"] | None
-"""Which state of a trial: that after so many steps; the one with the best value of the study's metric; or, with
+"""Which state of a trial: that after a number of steps; the one with the best value of the study's metric; or, with
 ``None``, the last one that was evaluated."""
 
 
