@@ -20,6 +20,7 @@ import types
 import zlib
 from typing import Any, TypeVar
 
+import rich.console
 import torch
 import tqdm
 from PIL import Image
@@ -106,6 +107,12 @@ def _(kept: Any, self: Odd) -> float:
 def _(kept: Any, self: Odd) -> float:
     kept.n += 1
     return float(kept.n)
+
+
+@odd("a console that has logged", lambda: rich.console.Console(file=io.StringIO()))
+def _(kept: Any, self: Odd) -> float:
+    kept.log(self.steps)  # it keeps the time that it has shown last
+    return float(self.steps)
 
 
 @odd("an attribute that a progress bar is given", lambda: tqdm.tqdm(total=9, disable=True))
