@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from hpstage.training.capture.kinds import MODULES, SETS
 from hpstage.training.capture.survey import Record, Survey
 from hpstage.training.code.graph import OF_CODE
-from hpstage.training.code.namespaces import ClassAttributes, LibraryNames, Slot
+from hpstage.training.code.namespaces import OF_LIBRARY, ClassAttributes, LibraryNames, Slot
 from hpstage.training.code.owner import found_in, is_users_code, module_of
 
 
@@ -52,7 +52,7 @@ def registered_late(pristine: Survey, modules: Collection[str]) -> Iterator[tupl
             continue
         before = {id(obj) for _, obj in record.kind.children(record.content)}
         for _, obj in record.kind.children(record.read()):
-            if id(obj) in before or not isinstance(obj, type | types.FunctionType):
+            if id(obj) in before or not issubclass(type(obj), (type, types.FunctionType)):
                 continue
             if module_of(obj) not in modules and is_users_code(obj) and _stands(obj):
                 yield record, module_of(obj)
@@ -63,11 +63,15 @@ def _is_of_module(record: Record, pristine: Survey) -> bool:
     """Return whether a record is of a name of a module or class, or of a function, that exists from the import on."""
     obj = record.obj
     if type(obj) is types.FunctionType:
-        known = f"{obj.__module__}:{obj.__qualname__}" in pristine.paths  # a name under which setup has put another
+        # A name that was known, under which setup has put this function. It may have the library's name, of which it
+        # is a wrapper.
+        library = f"{OF_LIBRARY}{obj.__module__}.{obj.__qualname__}".rpartition(".")[0]
+        known = library in pristine.paths or f"{obj.__module__}:{obj.__qualname__}" in pristine.paths
         return not known and _stands(obj)
     if type(obj) is ClassAttributes:
         return _stands(obj.owner)
-    return isinstance(obj, Slot | LibraryNames | ClassAttributes) and "<locals>" not in record.path
+    # By its type: isinstance() asks an object for its class, which the user's may refuse.
+    return issubclass(type(obj), (Slot, LibraryNames, ClassAttributes)) and "<locals>" not in record.path
 
 
 def _stands(code: types.FunctionType | type) -> bool:
