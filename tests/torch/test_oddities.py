@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -86,6 +87,17 @@ def trained(name: str, place: str) -> None:
     with closing(begun(name, place)) as other:
         other.load_state_dict(state)
         assert differing(outcome(advance(other, FORK, STEPS)), expected) == {}
+
+
+@pytest.fixture(autouse=True)
+def _script_classes() -> Iterator[None]:
+    """Forget the classes that a test has scripted: training processes of later tests would not have them."""
+    tables = torch.jit._state._script_classes, torch.jit._state._name_to_pyclass
+    before = [dict(table) for table in tables]
+    yield
+    for table, content in zip(tables, before, strict=True):
+        table.clear()
+        table.update(content)
 
 
 @pytest.mark.ci

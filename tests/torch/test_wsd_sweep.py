@@ -163,7 +163,7 @@ def test_weights_other_than_the_evaluated_ones_cause_a_warning(
 
 def test_a_function_that_reports_before_its_loop_can_be_evaluated_again(tmp_path: Path) -> None:
     result = search(sweep(horizons=[8, 10]), tmp_path / "plain", ordinary_loop)
-    with pytest.raises(TrainingError, match="report them before the loop too"):
+    with pytest.raises(TrainingError, match="Report them before the loop, too"):
         result.soup([0, 2])
     result = search(sweep(horizons=[8, 10]), tmp_path / "before", reporting_before)
     soup = result.soup([0, 2])
