@@ -67,8 +67,8 @@ def plan(
 ) -> None:
     """Estimate the cost of a search before running it.
 
-    It prints trials, steps with and without sharing, GPU-hours, the makespan by number of GPUs, and checkpoints. Nothing
-    is trained, except a few steps with --trainable.
+    It prints trials, steps with and without sharing, GPU-hours, the makespan by number of GPUs, and checkpoints.
+    Nothing is trained, except a few steps with --trainable.
 
     Options override figures of --store or --trainable. Metrics are those measured on --store, and random where there
     are none: on the store of a search, the plan of another algorithm is exact. The module of the space is imported.

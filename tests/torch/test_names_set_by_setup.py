@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._numpy  # it copies names of torch's, also those that a test has replaced
 from torch import nn
 
 from hpstage.checkpoints.state_tree import reread
@@ -190,7 +191,6 @@ def test_a_registry_that_a_module_met_only_in_setup_fills_is_refused_to_the_next
     registers = f"from {__name__} import registered\nfrom torch import nn\n\n@registered\nclass Net(nn.Linear): pass\n"
     (tmp_path / "nets_small.py").write_text(registers)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "nets_small", raising=False)
     trainable: Any = as_trainable(from_a_registry)
     hp = {"kind": "small", "lr": 0.1}
     trainable.setup(hp)
@@ -199,3 +199,4 @@ def test_a_registry_that_a_module_met_only_in_setup_fills_is_refused_to_the_next
     with pytest.raises(StateError, match=r":NETS has classes or functions that nets_small has put there"):
         trainable.train(0, hp)
     NETS.clear()
+    del sys.modules["nets_small"]

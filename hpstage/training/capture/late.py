@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Set
+from typing import Any
 
 from hpstage.training.capture.kinds import MODULES, SETS
 from hpstage.training.capture.survey import Record, Survey
@@ -38,7 +39,7 @@ def met_late(base: Survey, pristine: Survey) -> Iterator[Record]:
             yield record
 
 
-def registered_late(pristine: Survey, modules: Collection[str]) -> Iterator[tuple[Record, str]]:
+def registered_late(pristine: Survey, modules: Set[str]) -> Iterator[tuple[Record, str]]:
     """Yield the records that modules have changed by registering their classes or functions while setup imported them,
     each with the name of a module. Python runs a module once, so that it does not register them again after a reset.
 
@@ -54,8 +55,9 @@ def registered_late(pristine: Survey, modules: Collection[str]) -> Iterator[tupl
         for _, obj in record.kind.children(record.read()):
             if id(obj) in before or not issubclass(type(obj), (type, types.FunctionType)):
                 continue
-            if module_of(obj) not in modules and is_users_code(obj) and _stands(obj):
-                yield record, module_of(obj)
+            code: Any = obj
+            if module_of(code) not in modules and is_users_code(code) and _stands(code):
+                yield record, module_of(code)
                 break
 
 
