@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.state import GradientState
 
 from hpstage.errors import UsageError
 
@@ -109,6 +110,7 @@ def test_a_callback_may_end_training_between_accumulated_batches() -> None:
     given = {"callbacks": [Between()], "args": arguments(gradient_accumulation_steps=2)}
     here = weights(trained(fresh(setup(**given), {"seed": 42}), lambda step: {"seed": 42}, 0, 3))
     assert all(torch.equal(here[name], value) for name, value in alone(setup(**given), 42).items())
+    GradientState._reset_state()  # Trainer has left it between accumulated batches, for all of the process
 
 
 def test_a_loader_whose_batches_have_no_number_is_refused_by_name() -> None:
