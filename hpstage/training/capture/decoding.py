@@ -24,7 +24,7 @@ from hpstage.training.capture.encoding import BUILTINS, Plain, is_answered
 from hpstage.training.capture.generators import of_process
 from hpstage.training.capture.kind import is_struct, numpy, torch
 from hpstage.training.capture.kinds import VALUES
-from hpstage.training.capture.on_disk import opened_file, opened_map
+from hpstage.training.capture.on_disk import opened_file, opened_hdf5, opened_map
 from hpstage.training.capture.refusals import cannot_be_read
 from hpstage.training.capture.stateful import RandomSource
 from hpstage.training.capture.survey import Survey
@@ -386,7 +386,7 @@ class Decoder:
     ) -> Any:
         return opened_map(path, sampled, offset, order, dtype_of(description), shape)
 
-    _create_opened = staticmethod(opened_file)
+    _create_opened, _create_hdf5 = staticmethod(opened_file), staticmethod(opened_hdf5)
 
     def _make_instance(self, number: int, module: str, qualname: str, items: Plain, own: Plain) -> Any:
         simple = (module, qualname) == ("types", "SimpleNamespace")

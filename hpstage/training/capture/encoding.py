@@ -27,7 +27,7 @@ from hpstage.training.capture.derived import optimizer_counted_by, weights_among
 from hpstage.training.capture.generators import Generators
 from hpstage.training.capture.kind import SMALLEST_ADDRESS, is_atom, items_of, numpy, same_value, torch
 from hpstage.training.capture.kinds import RANDOM_STATE, kind_of
-from hpstage.training.capture.on_disk import where_file_is, where_map_is
+from hpstage.training.capture.on_disk import where_file_is, where_hdf5_is, where_map_is
 from hpstage.training.capture.settings import refused_registration
 from hpstage.training.capture.stateful import RandomSource, stands_only
 from hpstage.training.capture.stateless import excluding, unmarked
@@ -309,6 +309,8 @@ class Encoder:
             return "map", number, *where, form, list(value.shape)
         if kind in (io.BufferedReader, io.FileIO) and (where := where_file_is(value)):
             return "opened", number, *where
+        if (where := where_hdf5_is(value)) is not None:
+            return "hdf5", number, *where
         if kind is types.SimpleNamespace:
             return "instance", number, "types", "SimpleNamespace", None, self._pairs(path, vars(value))
         if kind is functools.partial and may_be_given(value.func):

@@ -20,6 +20,7 @@ from typing import Any
 from hpstage.training.capture import containers, instances, pointees, stateful, values
 from hpstage.training.capture.generators import generators
 from hpstage.training.capture.kind import RUNNERS, Kind, Opaque, is_atomic, numpy, torch
+from hpstage.training.capture.on_disk import is_read_only_hdf5
 from hpstage.training.capture.settings import OfClasses, OfProcess, Registrations, Settings
 from hpstage.training.code.attributes import has_dict, has_own_memory, slots_of
 from hpstage.training.code.lookups import Modules
@@ -147,6 +148,8 @@ def kind_of(obj: Any) -> Kind | None:
         return _OBJECTS if issubclass(kind, numpy().ndarray) and obj.dtype.hasobject else found
     if found is FOREIGN and isinstance(obj, mmap.mmap) and values.is_read_only(obj):
         return _FILE
+    if found is FOREIGN and is_read_only_hdf5(obj):
+        return _OPAQUE
     if (found is _SEQUENCE or found is _MAPPING) and containers.is_bulk(obj):
         return _BULKS[found]
     return found
@@ -194,6 +197,8 @@ def kind_of_type(kind: Any) -> Kind | None:
         return FOREIGN  # its class has the module that first named it: ``POINTER(c_int)`` is one for all
     if library is None or not issubclass(kind, library.nn.Module):
         module = module_of(kind)
+        if _is_among(module, ("h5py",)):
+            return FOREIGN
         if issubclass(kind, RUNNERS):
             return RUNNER if is_users_code(kind) else _OPAQUE
         if not is_users_code(kind) and not _is_trainable(kind):

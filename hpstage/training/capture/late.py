@@ -72,7 +72,7 @@ def _is_of_module(record: Record, pristine: Survey) -> bool:
         return not known and _stands(obj)
     if type(obj) is ClassAttributes:
         return _stands(obj.owner)
-    # By its type: isinstance() asks an object for its class, which the user's may refuse.
+    # By its type: isinstance() reads the attribute __class__, which an object of the user's may not have.
     return issubclass(type(obj), (Slot, LibraryNames, ClassAttributes)) and "<locals>" not in record.path
 
 

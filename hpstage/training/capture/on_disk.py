@@ -1,4 +1,4 @@
-"""Files and memory maps that training opens for reading: a state names them, and a fork reopens them.
+"""Files, memory maps and HDF5 files that training opens for reading: a state names them, and a fork reopens them.
 
 They are refused if a sample shows that their content has changed.
 """
@@ -9,6 +9,7 @@ import io
 import mmap
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -59,6 +60,44 @@ def opened_map(path: str, sampled: str, offset: int, order: Any, dtype: Any, sha
     return array
 
 
+def is_read_only_hdf5(obj: Any) -> bool:
+    """Return whether an object of h5py belongs to a file that is open for reading only, or to none. Training cannot
+    change it: data are read at positions that are given. It has numbers that the process gives it, and caches."""
+    library = sys.modules.get("h5py")
+    if library is None or type(obj).__module__.partition(".")[0] != "h5py":
+        return False
+    try:
+        file = library.h5i.get_file_id(getattr(obj, "id", obj))
+    except Exception:  # it describes a type, or how to read, or the file is closed
+        return True
+    return bool(file.get_intent() == library.h5f.ACC_RDONLY)
+
+
+def where_hdf5_is(value: Any) -> Where | None:
+    """Return path, sample, and the name in it; ``None`` if it is no HDF5 file, group or data set open for reading."""
+    library = sys.modules.get("h5py")
+    if library is None or type(value) not in (library.File, library.Group, library.Dataset):
+        return None
+    if not value or not is_read_only_hdf5(value) or value.file.driver != "sec2" or value.name is None:
+        return None
+    path = _path(value.file.filename)
+    return None if path is None else (path, _sample_of_path(path), "" if type(value) is library.File else value.name)
+
+
+def opened_hdf5(path: str, sampled: str, name: str) -> Any:
+    library = sys.modules.get("h5py")
+    if library is None:
+        raise StateError("the state has an HDF5 file, and h5py is not imported here: import it in your module")
+    with _as_before(path):
+        if _sample_of_path(path) != sampled:
+            raise OSError(_CHANGED)
+        file = library.File(path, "r")
+    try:
+        return file[name] if name else file
+    except KeyError as error:
+        raise StateError(f"{path} has no {name}") from error
+
+
 _CHANGED = "its content has changed"
 
 
@@ -81,6 +120,11 @@ def _as_before(path: str) -> Iterator[None]:
             f"training has opened {path} for reading, and here it cannot be opened as it was ({error}): keep it where "
             f"every worker finds it, or load what training needs in dataset() or __init__()"
         ) from error
+
+
+def _sample_of_path(path: str) -> str:
+    with open(path, "rb") as file:
+        return _sample_of_file(file)
 
 
 def _sample_of_file(file: Any) -> str:

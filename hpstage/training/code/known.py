@@ -22,7 +22,6 @@ WITHOUT_STATE = {
     "torch.finfo": "limits of a type, which never change",
     "torch.iinfo": "limits of a type, which never change",
     "cv2": "operations on images that are given",
-    "h5py": "data in a file, read at positions that are given",
     "lmdb": "data in a file, read by keys that are given",
     "numba": "compiled code",
     "PIL": "images in a data set",

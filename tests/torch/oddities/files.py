@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
 from tests.torch.oddities.oddity import Odd, odd
@@ -51,6 +52,40 @@ odd("a memmap of records", lambda: np.memmap(NUMBERS, dtype="f4,i4", mode="r"))(
 odd("an array that is saved, as a map", lambda: np.load(TABLE, mmap_mode="r"))(
     lambda kept, self: kept[self.steps % 3, 1]
 )
+
+
+def hdf5(mode: str = "r") -> Any:
+    if mode == "r+":  # of its own: an open file that can be written to is locked
+        return h5py.File(written(HDF5.read_bytes()), mode)
+    return h5py.File(HDF5, mode)
+
+
+HDF5 = written(b"")
+with h5py.File(HDF5, "w") as file:
+    file["group/numbers"] = np.arange(12.0) * 7 % 5
+
+odd("an HDF5 file", hdf5)(lambda kept, self: float(kept["group/numbers"][self.steps]))
+odd("a data set of an HDF5 file", lambda: hdf5()["group/numbers"])(lambda kept, self: float(kept[self.steps]))
+odd(
+    "an HDF5 file that can be written to",
+    lambda: hdf5("r+"),
+    refused=r"self\.kept is a h5py\._hl\.files\.File, which nothing can look into",
+)(lambda kept, self: float(kept["group/numbers"][self.steps]))
+odd(
+    "a data set that can be written to",
+    lambda: hdf5("r+")["group/numbers"],
+    refused=r"self\.kept is a h5py\._hl\.dataset\.Dataset, which nothing can look into",
+)(lambda kept, self: float(kept[self.steps]))
+
+
+@odd("HDF5 files that training opens")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        self.kept, self.group = hdf5(), hdf5()["group"]
+        self.numbers = self.kept["group/numbers"]
+    if self.steps < 2:
+        return 0.0
+    return float(self.kept["group/numbers"][self.steps] + self.group["numbers"][1] + self.numbers[3] * self.steps)
 
 
 @odd("memmaps that training opens")
