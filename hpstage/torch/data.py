@@ -127,6 +127,18 @@ def _may_start_processes() -> bool:
     return False
 
 
+def _overridden(kind: type) -> list[str]:
+    """Return what a subclass of DataLoader overrides, except how it is constructed, which decides nothing later."""
+    added = {name for base in kind.__mro__[: kind.__mro__.index(DataLoader)] for name in vars(base)}
+    return sorted(added.intersection(dir(DataLoader)) - vars(_OverridesNothing).keys() - {"__init__"})
+
+
+class _OverridesNothing(DataLoader[Any]):
+    """What Python sets in each class is in this one."""
+
+    annotated: int
+
+
 def batches_of(
     data: Any,
     collate: Collate | None,
@@ -142,10 +154,10 @@ def batches_of(
         UsageError: they cannot be addressed by their position, or a setting cannot be taken over.
     """
     if isinstance(data, DataLoader):
-        if type(data) is not DataLoader and not type(data).__module__.startswith("torchdata."):
+        if (overridden := _overridden(type(data))) and not type(data).__module__.startswith("torchdata."):
             raise UsageError(
                 f"{who} returned a {type(data).__name__}, a subclass of DataLoader, which may make batches "
-                f"differently: return a plain DataLoader, or its data set"
+                f"differently: it overrides {', '.join(overridden)}. Return a plain DataLoader, or its data set"
             )
         if collate is not None:
             raise UsageError(

@@ -17,6 +17,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
+    default_collate,
 )
 from torch.utils.data.distributed import DistributedSampler
 
@@ -120,7 +121,22 @@ class Own(Sampler[int]):
 
 
 class OwnLoader(DataLoader[Any]):
-    pass
+    def __iter__(self) -> Any:
+        return iter([])
+
+
+class Collating(DataLoader[Any]):
+    """It is constructed in another way, as those of libraries for graphs, and makes batches as any other."""
+
+    named: str
+
+    def __init__(self, data: Any, size: int, named: str = "") -> None:
+        self.named = named
+        super().__init__(data, size, collate_fn=doubled)
+
+
+def doubled(samples: list[Any]) -> Any:
+    return [2 * numbers for numbers in default_collate(samples)]
 
 
 @pytest.mark.parametrize(
@@ -134,12 +150,16 @@ class OwnLoader(DataLoader[Any]):
             "batch_sampler of its own",
         ),
         (lambda: DataLoader(NUMBERS, batch_size=None), "batch_size=None"),
-        (lambda: OwnLoader(NUMBERS, 4), "subclass of DataLoader"),
+        (lambda: OwnLoader(NUMBERS, 4), r"subclass of DataLoader.* overrides __iter__\. Return"),
     ],
 )
 def test_a_loader_whose_meaning_would_change_is_refused_by_name(loader: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         batches_of(loader(), None, None)
+
+
+def test_a_subclass_that_only_changes_how_it_is_constructed_is_taken_over() -> None:
+    assert taken(Collating(NUMBERS, 4), [4] * 3) == [[0, 2, 4, 6], [8, 10, 12, 14], [16, 18]]
 
 
 def test_a_loader_together_with_a_method_collate_is_refused() -> None:
