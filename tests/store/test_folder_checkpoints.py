@@ -229,7 +229,7 @@ def test_the_file_of_another_state_in_its_place_is_noticed(store: FolderCheckpoi
 
 def test_the_checkpoint_of_another_workload_is_refused(store: FolderCheckpoints) -> None:
     saved(store)
-    with pytest.raises(CheckpointCorrupt, match="of workload workload, not other"):
+    with pytest.raises(CheckpointCorrupt, match="belongs to workload workload, not to other"):
         FolderCheckpoints(store.path, "other").load(KEY)
 
 

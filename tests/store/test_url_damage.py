@@ -76,7 +76,7 @@ def test_the_checkpoint_of_another_state_or_workload_is_refused(store: UrlCheckp
     memory.pipe_file(mine["manifest"], memory.cat_file(other["manifest"]))
     with pytest.raises(CheckpointCorrupt, match=f"another state, {OTHER}"):
         store.load(KEY)
-    with pytest.raises(CheckpointCorrupt, match="of workload workload, not other"):
+    with pytest.raises(CheckpointCorrupt, match="belongs to workload workload, not to other"):
         UrlCheckpoints(store.url, "other").load(OTHER)
 
 
