@@ -338,7 +338,8 @@ def test_a_state_that_does_not_fit_is_named_with_the_part_that_does_not(found: h
     assert found.plan is not None
     key = found.plan.key(trial.planned.node_at(STEPS), STEPS)
     named = (
-        rf"^state {key} of the store, of trial study/0 after step {STEPS}, cannot be loaded: the state belongs to .*model"
+        rf"^state {key} of the store, of trial study/0 after step {STEPS}, cannot be loaded: "
+        r"the state belongs to .*model"
     )
     with pytest.raises(StateError, match=named) as caught:
         trial.load(Wider())
