@@ -149,7 +149,7 @@ def kind_of(obj: Any) -> Kind | None:
     if found is FOREIGN and isinstance(obj, mmap.mmap) and values.is_read_only(obj):
         return _FILE
     if found is FOREIGN and is_read_only_hdf5(obj):
-        return _OPAQUE
+        return SKIPPED if has_dict(kind) else _OPAQUE
     if (found is _SEQUENCE or found is _MAPPING) and containers.is_bulk(obj):
         return _BULKS[found]
     return found

@@ -80,6 +80,8 @@ def where_hdf5_is(value: Any) -> Where | None:
         return None
     if not value or not is_read_only_hdf5(value) or value.file.driver != "sec2" or value.name is None:
         return None
+    if not all(name.startswith("_") for name in vars(value)):  # the user has set the others
+        return None
     path = _path(value.file.filename)
     return None if path is None else (path, _sample_of_path(path), "" if type(value) is library.File else value.name)
 

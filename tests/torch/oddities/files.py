@@ -71,6 +71,22 @@ odd(
     lambda: hdf5("r+"),
     refused=r"self\.kept is a h5py\._hl\.files\.File, which nothing can look into",
 )(lambda kept, self: float(kept["group/numbers"][self.steps]))
+
+
+@odd("an HDF5 file that has an attribute of the user's", hdf5)
+def _(kept: Any, self: Odd) -> float:
+    kept.scale = getattr(kept, "scale", 1.0) + 1
+    return float(kept["group/numbers"][self.steps]) * kept.scale
+
+
+@odd("an HDF5 file of training's own, with an attribute", refused=r"self\.mine holds a h5py\._hl\.files\.File that tr")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 1:
+        self.mine = hdf5()
+        self.mine.scale = 2.0
+    return float(self.mine["group/numbers"][self.steps]) * self.mine.scale if self.steps else 0.0
+
+
 odd(
     "a data set that can be written to",
     lambda: hdf5("r+")["group/numbers"],
