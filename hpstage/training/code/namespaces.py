@@ -239,8 +239,8 @@ def _is_put(name: str, old: object, new: object) -> bool:
         return False
     if is_users_code(type(new)):
         return True
-    if isinstance(new, types.ModuleType):
-        return False
+    if isinstance(new, types.ModuleType) or module_of(new) == "torch._dynamo.mutation_guard":
+        return False  # the latter counts the modules that are made, from the first compilation in a process on
     if any(map(is_users_code, (new, *functions_in(new)))):
         return True
     return old is not MISSING and getattr(new, "__name__", None) != name
