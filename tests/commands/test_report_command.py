@@ -9,7 +9,6 @@ from pathlib import Path
 
 import optuna
 import pytest
-from click.testing import Result as Outcome
 from typer.testing import CliRunner
 
 from hpstage.algos import FullTraining
@@ -17,22 +16,13 @@ from hpstage.cli.app import app
 from hpstage.errors import StoreError, UsageError
 from hpstage.report import write_report
 from hpstage.store import RedisJournal, SQLiteJournal
+from tests.commands.stores import output_of, run
 from tests.redis_server import RedisServer
 from tests.unit.reports import HOSTILE, Page, read, search
 
 pytestmark = pytest.mark.sampled(8)
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
-
-
-def run(*words: object) -> Outcome:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def output_of(*words: object) -> str:
-    done = run(*words)
-    assert done.exit_code == 0, done.output
-    return done.output
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from hpstage.training.capture.kinds import MODULES, SETS
 from hpstage.training.capture.survey import Record, Survey
 from hpstage.training.code.graph import OF_CODE
 from hpstage.training.code.namespaces import OF_LIBRARY, ClassAttributes, LibraryNames, Slot
-from hpstage.training.code.owner import found_in, is_users_code, module_of
+from hpstage.training.code.owner import found_in, module_of, of_user
 
 
 def met_late(base: Survey, pristine: Survey) -> Iterator[Record]:
@@ -46,7 +46,8 @@ def registered_late(pristine: Survey, modules: Set[str]) -> Iterator[tuple[Recor
     Args:
         modules: the names of the modules that were loaded when ``pristine`` was surveyed.
     """
-    if sys.modules.keys() <= modules:
+    late = {name for name in sys.modules.keys() - modules if of_user(name)}
+    if not late:
         return
     for record in pristine:
         if not record.changed():
@@ -56,7 +57,7 @@ def registered_late(pristine: Survey, modules: Set[str]) -> Iterator[tuple[Recor
             if id(obj) in before or not issubclass(type(obj), (type, types.FunctionType)):
                 continue
             code: Any = obj
-            if module_of(code) not in modules and is_users_code(code) and _stands(code):
+            if module_of(code) in late and _stands(code):
                 yield record, module_of(code)
                 break
 
