@@ -8,9 +8,9 @@ import os
 import signal
 import sys
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -83,25 +83,29 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_report_header() -> str | None:
-    share = os.environ.get("HPSTAGE_CI_SHARE")
-    return None if share is None else f"share of the tests marked ci: {share}; .ci/run --all has all of them"
+    if "HPSTAGE_CI_SHARE" not in os.environ:
+        return None
+    share, turn, shares = _share()
+    return f"share {share} of {shares} of the tests marked ci, turn {turn}; .ci/run --all has all shares"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the cases of a test that is marked ``one_in(n)`` the first, the n+1-th and so on are in the default suite; the
-    others are slow, and so many that they find the same again. Of a file that is marked ``sampled(n)`` every n-th test
-    is in the default suite, the others are run by .ci/run, as notebooks are, which take too long as well. Of the others
-    of a test that is marked ``ci_one_in(n)`` .ci/run has every n-th, and the rest is slow. Of what Hypothesis draws
-    both have few examples; with the slow tests come many."""
+    """Mark which cases are slow, and which ones only CI runs.
+
+    ``one_in(n)`` on a test: the first case, the n+1-th and so on are in the default suite, the others are slow.
+    ``sampled(n)`` on a file: every n-th test is in the default suite, the others are marked ``ci``, as notebooks are.
+    ``ci_one_in(n)`` on a test: every n-th case marked ``ci`` is run by .ci/run, the others are slow; which ones changes
+    with the commit. Hypothesis draws few examples in the default suite and in .ci/run, and many in slow tests.
+    """
     met: Counter[str] = Counter()
-    in_ci: dict[str, Iterator[int]] = {}
+    turn = _share()[1]
     for item in items:
         mark = item.get_closest_marker("one_in")
+        test = item.nodeid.partition("[")[0]
         if mark is not None:
-            name = item.nodeid.partition("[")[0]
-            if met[name] % mark.args[0]:
+            if met[test] % mark.args[0]:
                 item.add_marker(pytest.mark.slow)
-            met[name] += 1
+            met[test] += 1
         sampled = item.get_closest_marker("sampled")
         if sampled is not None and not any(map(item.get_closest_marker, ("ci", "slow", "gpu"))):
             if met[str(item.path)] % sampled.args[0]:
@@ -109,9 +113,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             met[str(item.path)] += 1
         mark = item.get_closest_marker("ci_one_in")
         if mark is not None and item.get_closest_marker("ci") and not item.get_closest_marker("slow"):
-            cases = in_ci.setdefault(item.nodeid.partition("[")[0], count(len(in_ci)))
-            if next(cases) % mark.args[0]:
+            # Tests with few cases begin at different ones, whatever else is collected.
+            if (met[f"ci {test}"] + zlib.crc32(test.encode()) + turn) % mark.args[0]:
                 item.add_marker(pytest.mark.slow)
+            met[f"ci {test}"] += 1
         many = is_hypothesis_test(getattr(item, "obj", None)) and not _leaves_out_slow(config)
         if many:
             item.add_marker(pytest.mark.slow)
@@ -125,11 +130,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 _SHORT = ("tests/store/", "tests/unit/")
 
 
-def _leave_out_other_shares(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the tests marked ``ci`` keep the share ``k/n`` in HPSTAGE_CI_SHARE: every n-th from the k-th, k from 0."""
+def _share() -> tuple[int, int, int]:
+    """Return the share of the tests marked ``ci``, the turn of their cases, and the number of shares.
+
+    HPSTAGE_CI_SHARE is ``k/n``: share ``k % n`` of n, and turn ``k // n``. The turn selects the cases of tests marked
+    ``ci_one_in``.
+    """
     k, _, n = os.environ.get("HPSTAGE_CI_SHARE", "0/1").partition("/")
+    turn, share = divmod(int(k), int(n))
+    return share, turn, int(n)
+
+
+def _leave_out_other_shares(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep every n-th test marked ``ci``, from the k-th; k is the share in HPSTAGE_CI_SHARE, counted from 0."""
+    share, _, n = _share()
     marked = [item for item in items if item.get_closest_marker("ci") and not item.get_closest_marker("slow")]
-    others = {id(item) for number, item in enumerate(marked) if number % int(n) != int(k)}
+    others = {id(item) for number, item in enumerate(marked) if number % n != share}
     if others:
         config.hook.pytest_deselected(items=[item for item in items if id(item) in others])
         items[:] = [item for item in items if id(item) not in others]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import tomllib
 from collections import Counter
 from datetime import date
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -65,7 +67,7 @@ def test_the_shares_of_ci_have_each_test_marked_ci_once_and_all_others(monkeypat
     deselected: list[list[Any]] = []
     hook = SimpleNamespace(pytest_deselected=lambda items: deselected.append(items))
     kept = []
-    for k in range(5):
+    for k in range(5, 10):
         monkeypatch.setenv("HPSTAGE_CI_SHARE", f"{k}/5")
         kept.append(list(tests))
         _leave_out_other_shares(SimpleNamespace(hook=hook), kept[-1])
@@ -73,6 +75,22 @@ def test_the_shares_of_ci_have_each_test_marked_ci_once_and_all_others(monkeypat
     times = Counter(id(test) for share in kept for test in share)
     assert [times[id(test)] for test in tests] == [1 if of == {"ci"} else 5 for of in marks]
     assert len({len(share) for share in kept}) == 1
+
+
+def test_turns_of_ci_together_run_each_case_of_a_test_marked_ci_one_in_once(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_collection_modifyitems\n")
+    (tmp_path / "test_cases.py").write_text(
+        "import pytest\n\n"
+        "@pytest.mark.ci\n@pytest.mark.ci_one_in(3)\n@pytest.mark.parametrize('case', range(7))\n"
+        "def test_case(case): ...\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-v", "-m", "not slow", "-p", "no:cacheprovider", str(tmp_path)]
+    ran: Counter[str] = Counter()
+    for turn in range(3):
+        environment = os.environ | {"HPSTAGE_CI_SHARE": f"{turn}/1", "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        ran.update(line.split()[0] for line in done.stdout.splitlines() if " PASSED " in line)
+    assert len(ran) == 7 and {*ran.values()} == {1}
 
 
 @pytest.mark.parametrize(
