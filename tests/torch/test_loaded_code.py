@@ -222,7 +222,7 @@ def test_loaded_code_counts_and_not_the_present_content_of_files(write: Write) -
 def test_a_module_that_was_edited_after_it_was_imported_is_refused_where_it_counts_as_a_whole(write: Write) -> None:
     old = write("script", script=WHOLE["by getattr"], nets=NETS, parts=PARTS)
     write("script", importing=False, nets=NETS.replace("return 2", "return 300"))
-    with pytest.raises(UsageError, match=r"nets\.other is not what .*nets\.py says.*Restart this process"):
+    with pytest.raises(UsageError, match=r"nets\.other differs from its source.*nets\.py was edited.*Restart"):
         identify(old.train)
     old.train.version = "1"
     assert code(old.train) == "version 1"

@@ -1,4 +1,4 @@
-"""The attributes of objects, regardless of what their classes override: no code of theirs is called."""
+"""Reads and writes the attributes of objects without calling any code of their classes, even if it overrides access."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def has_own_memory(kind: Any) -> bool:
 
 @by_type
 def container_of(kind: Any) -> Any:
-    """Return ``list`` or ``dict`` if instances of a class derived from it hold its items, ``__dict__`` and
-    ``__slots__`` alone; ``None`` for other classes."""
+    """Return ``list`` or ``dict`` if a class derives from it and its instances hold only items, ``__dict__`` and
+    ``__slots__``; ``None`` for other classes."""
     for container in (list, dict):
         if issubclass(kind, container):
             return None if kind is container or _holds_more(kind, container) else container
@@ -88,7 +88,7 @@ def attached_dict(obj: Any) -> dict[str, Any] | None:
 
 
 def attach_dict(obj: Any, own: dict[str, Any] | None) -> None:
-    """Make a dict the ``__dict__`` of an object again, which :func:`attached_dict` has returned."""
+    """Set the ``__dict__`` of an object back to the dict that :func:`attached_dict` has returned."""
     if own is not None and attached_dict(obj) is not own:
         _descriptor(type(obj)).__set__(obj, own)
 

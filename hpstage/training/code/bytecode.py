@@ -1,4 +1,5 @@
-"""The instructions of a code object as a string, regardless of comments, layout, docstrings and file; and its names."""
+"""Digests of code objects, which do not depend on comments, layout, docstrings or the file; and the objects that the
+names in code refer to."""
 
 from __future__ import annotations
 
@@ -20,17 +21,19 @@ from typing import Any
 from hpstage.training.code.owner import as_run, is_users_code, module_of
 from hpstage.training.code.string_digest import hashed
 
-# Room for the interpreter's caches, arguments that need more bytes, and lines that a debugger may stop at.
+# Instructions without an effect: room for the interpreter's caches, further bytes of an argument, and lines at which a
+# debugger may stop.
 _NOISE = frozenset(("CACHE", "EXTENDED_ARG", "RESUME", "NOP"))
 _BEFORE_CALLS = frozenset(("PUSH_NULL", "PRECALL"))
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 _CONSTANTS = frozenset(dis.hasconst)
 _LOCAL = frozenset((*dis.haslocal, *dis.hasfree))
 _BY_NAME = frozenset(("locals", "vars", "dir", "eval", "exec", "f_locals", "_getframe", "currentframe"))
-"""Names by which code may ask for the names of its variables."""
-# What the compiler records in classes and modules for readers: line numbers, and strings in hash-table order.
+"""Names by which code may read the names of its variables."""
+# Names that the compiler binds in classes and modules for readers: docstrings, line numbers, and strings in hash-table
+# order.
 _NOTES = frozenset(("__doc__", "__firstlineno__", "__static_attributes__"))
-# Kinds of arguments and of function; not whether it has a docstring, nor what was imported from __future__.
+# Flags for the kinds of arguments and of function; not those for docstrings and imports from __future__.
 _FLAGS = 0x3BF
 
 _REMEMBERED = 4096
@@ -47,10 +50,10 @@ _FOR_INNER_CODE = frozenset(("MAKE_CELL", "LOAD_CLOSURE"))
 def digest(code: CodeType, free: tuple[str, ...] | None = None) -> str:
     """Return a digest that is equal for code that performs the same operations on the same names.
 
-    Local variables count in the order in which they are met, not by their names, unless code may ask for these.
+    Local variables are numbered in the order of their first use; their names count only if the code may read them.
 
     Args:
-        free: what stands for the names of its free variables, in their order.
+        free: placeholders for the names of the code's free variables, in order.
     """
     return hashed(_text(code, free or code.co_freevars))
 
@@ -114,7 +117,8 @@ def instructions_of(code: CodeType) -> Sequence[Instruction]:
 
 @functools.lru_cache(_REMEMBERED)
 def operations_of(code: CodeType) -> Sequence[Instruction]:
-    """Return the instructions without those that prepare a call, so that an argument is next to what takes it."""
+    """Return the instructions without those that prepare a call, so that the first argument directly follows the
+    function."""
     return [instruction for instruction in instructions_of(code) if instruction.opname not in _BEFORE_CALLS]
 
 
@@ -128,7 +132,7 @@ class _Locals:
             self._known |= {name: name for name in (*code.co_varnames, *code.co_cellvars)}
 
     def named(self, names: Any) -> Any:
-        """Return what stands for a name, or for each of a tuple of them. A new one gets the next number."""
+        """Return the placeholder of a name, or those of a tuple of names. A new name gets the next number."""
         if isinstance(names, tuple):
             return tuple(map(self.named, names))
         return self._known.setdefault(names, f"#{len(self._known)}") if isinstance(names, str) else names
@@ -159,7 +163,7 @@ class Imported:
     package: bool = False
 
     def result(self) -> object:
-        """Import it. Raises whatever the import raises."""
+        """Import the object and return it. Errors of the import are raised."""
         module = importlib.import_module(self.module)
         if self.package:
             return sys.modules[self.module.partition(".")[0]]
@@ -171,13 +175,13 @@ class Imported:
 
 
 Resolve = Callable[[Imported], object]
-"""Returns the imported module or object, or ``None`` if it is not to be looked into."""
+"""A function that returns the imported module or object, or ``None`` if it is not to be followed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The object that a name in code refers to. ``module`` and ``name`` say where a global is; for others, they are
-    empty."""
+    """The object that a name in code refers to. ``module`` and ``name`` locate a global; they are empty for other
+    objects."""
 
     path: str
     content: object
@@ -186,7 +190,7 @@ class Named:
 
 
 def cells_of(function: FunctionType) -> dict[str, object]:
-    """Return the contents of a function's free variables, as far as they are bound."""
+    """Return the values of those free variables of a function that are bound, by name."""
     found: dict[str, object] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):
@@ -196,7 +200,7 @@ def cells_of(function: FunctionType) -> dict[str, object]:
 
 @dataclass(slots=True)
 class References:
-    """The references of code: contents of names, and imports whose result is used as a whole."""
+    """The objects that code refers to: by names, and by imports whose result is used as a whole."""
 
     named: list[Named] = field(default_factory=list)
     imported: list[Imported] = field(default_factory=list)
@@ -209,16 +213,16 @@ def references(
     resolve: Resolve = lambda imported: None,
     is_open: Callable[[str], bool] = lambda module: False,
 ) -> References:
-    """Return what ``code`` and the code nested in it refer to.
+    """Return the objects that ``code`` and the code nested in it refer to.
 
-    The path of a module is extended to the member that is read from it: ``nets.build`` is that function, not ``nets``.
+    A module is followed to the member that is read from it: ``nets.build`` refers to the function, not to ``nets``.
 
     Args:
         code: code of a function or of a module.
-        names: its globals.
-        cells: the contents of its free variables.
-        resolve: resolves its imports.
-        is_open: whether a module's members count one by one, rather than only the module's name.
+        names: the code's globals.
+        cells: the values of the code's free variables.
+        resolve: resolves the code's imports.
+        is_open: whether a module is followed to its members, by the module's name; other modules count as a whole.
     """
     found = References()
     _collect(code, names, dict(cells), resolve, is_open, found)
@@ -275,7 +279,8 @@ def _collect(
 
 
 def _followed(named: Named, instructions: Sequence[Instruction], is_open: Callable[[str], bool]) -> Named:
-    """Follow modules to the member that the code reads. Of libraries, only what was put there from outside counts."""
+    """Follow modules to the member that the code reads. A library's member counts only if other code has put it
+    there."""
     counts = named
     for following in instructions:
         owner, member = named.content, following.argval
@@ -289,7 +294,7 @@ def _followed(named: Named, instructions: Sequence[Instruction], is_open: Callab
                     counts = Named(f"{named.path}.{member}", own[member])
             break
         if isinstance(owner, ModuleType) and is_open(owner.__name__):
-            if member not in vars(owner):  # the whole module
+            if member not in vars(owner):  # the whole module counts
                 break
             named = counts = Named(f"{named.path}.{member}", vars(owner)[member], owner.__name__, member)
         elif is_users_code(owner) or member not in vars(owner):
@@ -315,12 +320,13 @@ _OF_SYS = frozenset(
 
 
 def _is_put(content: object) -> bool:
-    """Return whether a built-in name was put there from outside: Python has no plain values among them."""
+    """Return whether other code has put this object into ``builtins``: Python's own built-ins are no plain values."""
     return type(content) in _PUT or is_users_code(content)
 
 
 def _is_of_the_library(owner: ModuleType | type, member: str) -> bool:
-    """Return whether a library's own code names a plain value of its module or class, so that its version fixes it."""
+    """Return whether a library's own code names this member of its module or class: its version then fixes the
+    value."""
     module = owner if isinstance(owner, ModuleType) else sys.modules.get(module_of(owner))
     names = written_in(module) if module is not None else frozenset()
     return member in names or (member.startswith("__") and member.endswith("__"))
@@ -328,7 +334,7 @@ def _is_of_the_library(owner: ModuleType | type, member: str) -> bool:
 
 @functools.lru_cache(_REMEMBERED)
 def written_in(module: ModuleType) -> frozenset[str]:
-    """Return the names in a module's code; all of the module's if it is not written in Python."""
+    """Return the names in a module's code; if it is not written in Python, all names in its namespace."""
     code = code_in(module)
     if code is None:
         return _OF_SYS if module is sys else frozenset(vars(module))
@@ -349,7 +355,8 @@ def code_in(module: ModuleType) -> CodeType | None:
 def _imports(
     instructions: Sequence[Instruction], names: Mapping[str, Any], resolve: Resolve, found: References
 ) -> dict[str, object]:
-    """Return modules by the local names that are bound to nothing else; add other imports to ``found``."""
+    """Return the imported modules by local name, for names bound to nothing else; add all other imports to
+    ``found``."""
     bindings: list[tuple[str | None, Imported]] = []
     for index, instruction in enumerate(instructions):
         if instruction.opname == "IMPORT_NAME":
@@ -369,14 +376,14 @@ def _imports(
 def _bindings(
     instructions: Sequence[Instruction], index: int, names: Mapping[str, Any]
 ) -> Iterator[tuple[str | None, Imported]]:
-    """Yield what the import statement of the IMPORT_NAME at ``index`` imports, each with its local name, if any."""
+    """Yield the imports of the statement whose IMPORT_NAME is at ``index``, each after its local name or ``None``."""
     level, members = instructions[index - 2].argval, instructions[index - 1].argval
     module = "." * level + instructions[index].argval
     if level:
         module = importlib.util.resolve_name(module, names.get("__package__") or "")
     following = instructions[index + 1 :]
     if not members:
-        if following[0].opname != "IMPORT_FROM":  # import a.b: the name is a's
+        if following[0].opname != "IMPORT_FROM":  # import a.b: binds a
             yield _stored(following[0]), Imported(module, package=True)
         else:  # import a.b as c
             last = next((place for place in following if place.opname.startswith("STORE_")), None)

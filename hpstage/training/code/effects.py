@@ -1,9 +1,9 @@
 """What the user's modules do to libraries and to the process when they are imported: ``F.gelu.__defaults__ = ...``,
 ``os.environ["X"] = ...``, calls whose results are dropped.
 
-Nothing of it is in what code names, and much of it is kept where nobody can look it up, so it counts by what was
-written: the statements, the code they name, and how the values they name are made. Values are not looked at: they may
-be the time, or a folder.
+Code that trains does not name these effects, and many cannot be read back. Therefore their source counts: the
+statements, the code they name, and the statements that make the values they name. The values do not count: they may be
+the time, or a folder.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ _PASSED_BY = frozenset(
         *("structlog", "tensorboard", "tqdm", "typer", "tyro", "wandb"),
     )
 )
-"""Packages that observe a process, move files, show results or run trainings; and ``copyreg``, of which the table
-counts."""
+"""Packages in which effects do not count: they observe a process, move files, show results or run trainings. The table
+of ``copyreg`` is inspected instead."""
 _OBSERVES = re.compile(
     r"[._](?:logg|logs?[._]|log_(?:level|dir|path|file)|verbos|progress|multiprocessing)"
     r"|^sys\.(?:path|std|argv|\w*hook|tracebacklimit)|^pandas\.options\.display",
     re.IGNORECASE,
 )
-"""Paths of what logs, and of how and from where Python runs."""
+"""Paths of objects for logging, and of settings for how and from where Python runs."""
 _SHOWS = re.compile(
     r"[._](?:print|show|plot|display|save|dump|write|to_csv|mkdir|makedirs|chdir|unlink|download|login|exit)"
     r"|seed\w*$|threads$|[._]set_device$|^os\.(?:remove|rename|replace)|^sys\.set(?:trace|profile)",
     re.IGNORECASE,
 )
-"""Paths of functions that show and write, and that set seeds, devices and threads, which every training sets for
+"""Paths of functions that show or write results, or that set seeds, devices and threads: every training sets these
 itself."""
 _OF_PLACES = re.compile(
     r"^(?:WANDB|MLFLOW|COMET|NEPTUNE|CLEARML)_|(?:DIR|PATH)$|(?:^|_)(?:DEVICES|THREADS|HOME|CACHE|FOLDER|ROOT|LOG|LEVEL"
     r"|VERBOSE|VERBOSITY|PROGRESS_BARS?|TOKEN|KEY|PARALLELISM|PORT|ADDR|HOST|URL)$"
 )
-"""Environment variables that say where a process runs, reads and writes. Threads are pinned, devices are in the key."""
+"""Environment variables for where a process runs, reads and writes. Threads are pinned, and devices are in the key."""
 _BY_TEXT = ("getattr", "setattr", "delattr", "vars")
 _RUN_TRAININGS = ("hpstage", "optuna")
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
@@ -75,8 +75,8 @@ class Effects:
 
 
 def imported_with(names: Iterable[str]) -> Iterator[types.ModuleType]:
-    """Yield the user's modules with these names, the modules that importing these imports, and so on; each with its
-    packages, sorted by name."""
+    """Yield the user's modules with these names and those that they import, directly or indirectly; all with their
+    parent packages, sorted by name."""
     found: dict[str, types.ModuleType] = {}
     todo = [*names]
     while todo:
@@ -92,8 +92,8 @@ def imported_with(names: Iterable[str]) -> Iterator[types.ModuleType]:
 def effects_of(module: types.ModuleType) -> Effects:
     """Return the effects that importing a user's module has outside of that module.
 
-    They are what it sets or deletes in libraries, and calls of libraries whose results it drops. Calls of the user's
-    functions that have such effects count, too. Code under ``if __name__ == "__main__"`` does not.
+    Effects are assignments and deletions in libraries, calls of libraries whose result is dropped, and calls of the
+    user's functions with such effects. Code under ``if __name__ == "__main__"`` does not count.
     """
     found = Effects()
     traced: set[tuple[str, str]] = set()
@@ -159,7 +159,7 @@ def _acting(body: list[ast.stmt], scope: _Scope) -> Iterator[ast.stmt]:
 
 
 def _not_of_main(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements that run on import: of ``if __name__ == "__main__"``, only those under its ``else``."""
+    """Yield the statements that run on import; for ``if __name__ == "__main__"``, only those under its ``else``."""
     for statement in body:
         if isinstance(statement, ast.If) and _is_main(statement.test):
             yield from _not_of_main(statement.orelse)
@@ -201,7 +201,7 @@ def _acts(statement: ast.stmt, scope: _Scope, called: list[types.FunctionType]) 
         return False
     if [getattr(one, "id", "") for one in targets] == ["_"]:
         return _does(statement.value, scope, called)
-    if isinstance(statement.value, ast.Call):  # of a library, its result is what counts
+    if isinstance(statement.value, ast.Call):  # a call of a library is no effect: its result is used
         called += _function(statement.value.func, scope)
     return False
 
@@ -232,20 +232,20 @@ def _does(expression: ast.expr, scope: _Scope, called: list[types.FunctionType])
             return any(_does(value, scope, called) for value in expression.args)
         if name == "exec" and scope.value(name) is None:
             return True
-        if name in ("getattr", "vars"):  # reads alone
+        if name in ("getattr", "vars"):  # which only read
             return False
     called += _function(expression.func, scope)
     return _counts(scope.path(expression), expression)
 
 
 def _counts(path: str | None, node: ast.expr) -> bool:
-    """Return whether an operation on or by the object at this path may decide training."""
+    """Return whether a change or a call of the object at this path may affect training."""
     if path is None:
         return False
     package = path.partition(".")[0]
     texts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)]
     if package == "warnings":
-        return "error" in texts  # a warning then ends what has caused it
+        return "error" in texts  # warnings then raise
     if package in _PASSED_BY and not path.startswith("unittest.mock"):
         return False
     if _OBSERVES.search(path) or (isinstance(node, ast.Call) and _SHOWS.search(path)):
@@ -277,8 +277,8 @@ def _function(node: ast.expr, scope: _Scope) -> list[types.FunctionType]:
 
 
 def _any_acts(functions: list[types.FunctionType]) -> bool:
-    """Return whether one of the user's functions, or of those that they call, does something outside of its module.
-    What runs trainings does not train itself."""
+    """Return whether any of the user's functions, or a function that they call, does something outside of its module.
+    Functions that run trainings are skipped: they do not train themselves."""
     todo = [*functions]
     seen: set[types.FunctionType] = set()
     while todo:
@@ -321,7 +321,7 @@ def _trace_name(name: str, module: types.ModuleType, found: Effects, traced: set
     if (module.__name__, name) in traced:
         return
     traced.add((module.__name__, name))
-    value = vars(module).get(name)  # `del` may have followed
+    value = vars(module).get(name)  # None if it was deleted
     if isinstance(value, types.ModuleType):
         return
     if is_users_code(value):
@@ -340,7 +340,7 @@ def _trace_name(name: str, module: types.ModuleType, found: Effects, traced: set
 
 @functools.lru_cache(256)
 def _makers(tree: ast.Module) -> Mapping[str, list[ast.stmt]]:
-    """Return the statements of a module that bind a name in it, by the name; imports are followed otherwise."""
+    """Return the statements of a module that bind names in it, by name. Imports are in :func:`_imports`."""
     found: dict[str, list[ast.stmt]] = {}
     for statement in _not_of_main(tree.body):
         todo: list[ast.AST] = [] if isinstance(statement, ast.Import | ast.ImportFrom) else [statement]
@@ -386,8 +386,8 @@ def _package(module: types.ModuleType) -> str:
 
 @functools.lru_cache(1024)
 def _imports(node: ast.AST, package: str, *, everywhere: bool = False) -> Mapping[str, str]:
-    """Return what import statements bind, as paths by names, and what they import from under names that are none.
-    Those in functions count where ``everywhere`` is set."""
+    """Return the paths that import statements bind, by name; and the module of each ``from`` import under
+    ``<module>.*``, which is no valid name. Imports inside functions are included only if ``everywhere`` is set."""
     found: dict[str, str] = {}
     todo: list[ast.AST] = [node]
     while todo:
@@ -405,15 +405,15 @@ def _imports(node: ast.AST, package: str, *, everywhere: bool = False) -> Mappin
             found.update({alias.asname or alias.name: f"{base}.{alias.name}" for alias in part.names})
             found[f"{base}.*"] = base
         elif isinstance(part, ast.If) and "TYPE_CHECKING" in ast.unparse(part.test):
-            todo += part.orelse  # no process imports the rest
+            todo += part.orelse  # the body never runs
         elif everywhere or not isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             todo += ast.iter_child_nodes(part)
     return types.MappingProxyType(found)
 
 
 def _tree(module: types.ModuleType) -> ast.Module:
-    """Return the source of a module, as it was when it was first read after the module was imported or reloaded;
-    empty if there is none, as in a notebook."""
+    """Return the syntax tree of a module's source, as it was first read after the module was imported or reloaded; an
+    empty tree if there is no source, as in a notebook."""
     spec = vars(module).get("__spec__")
     of, by, tree = _read.get(module.__name__, (None, None, _NOTHING))
     if of is None or of() is not module or by is not spec:

@@ -1,8 +1,8 @@
-"""The graph of the code that training reaches: from a function, class or module of the user's to all that its bytecode
-names, transitively.
+"""The graph of the code that training reaches: from a function, class or module of the user's to all objects that its
+bytecode names, transitively.
 
-A module is followed to the member that code reads. Where code uses a module as a whole (``getattr(nets, name)``), or
-takes names from its globals, all of the module's names are reached.
+A module is followed to the member that code reads. If code uses a module as a whole (``getattr(nets, name)``), or looks
+names up in its globals by string, all of the module's names are reached.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ class Graph:
             self.namespaces[id(vars(root)), ""] = Globals(vars(root))
 
     def reached(self) -> list[tuple[str, object]]:
-        """Return path and object of what training may change: names in namespaces, and functions that hold objects (a
-        closure, defaults), or all of them if code names what a function consists of; sorted by path."""
+        """Return everything that training may change, as pairs of path and object, sorted by path: the namespaces, and
+        the functions that hold objects (in a closure, defaults, attributes); all functions if code names parts of
+        functions such as ``__code__``."""
         codes = [function.__code__ for function in self.functions]
         altered = any(not _PARTS.isdisjoint((*names_in(code), *texts_in(code))) for code in codes)
         holding = [
@@ -154,8 +155,8 @@ class Graph:
             self.namespaces[id(owner), ""] = library_names(owner)
 
     def _by_text(self, function: types.FunctionType) -> None:
-        """Add modules that a function imports by a string, and those that it takes from ``sys.modules``; and all
-        globals if it takes them by text."""
+        """Add the modules that a function imports by string or takes from ``sys.modules``, and all globals if it looks
+        these up by string."""
         code, names = function.__code__, names_in(function.__code__)
         texts = [found for part in inner(code) for found in lookups.imported(part, function.__globals__)]
         for text, complete in texts:
@@ -164,7 +165,7 @@ class Graph:
                 prefix, complete = str(function.__globals__.get("__name__") or ""), False
             if not complete:
                 self.namespaces[id(lookups.Modules), prefix] = _modules(prefix)
-            else:  # now: if training imported it later, its contents would not have been surveyed
+            else:  # now, to survey its contents before training imports it
                 self._todo.append(_imported(Imported(text)))
         if "modules" in names and "sys" in names:
             for text in texts_in(code):
@@ -172,7 +173,7 @@ class Graph:
                     continue
                 if text in sys.modules:
                     self._todo.append(sys.modules[text])
-                elif text.isidentifier() and find_spec(text) is None:  # one that code would make by hand
+                elif text.isidentifier() and find_spec(text) is None:  # code may create such a module
                     slot = Slot(f"sys:.modules[{text!r}]", sys.modules, text)
                     self.namespaces[id(sys.modules), text] = _once(sys.modules, slot)
         if not _BY_TEXT.isdisjoint(names):
@@ -181,7 +182,7 @@ class Graph:
                 self._global(name, function.__globals__)
 
     def _of_libraries(self, function: types.FunctionType) -> None:
-        """Add the libraries that a function names, and their attributes that it sets."""
+        """Add the libraries that a function names, and the attributes that it sets on them."""
         names = {*names_in(function.__code__)}
         pending = [value for name in names if isinstance(value := function.__globals__.get(name), _OWNERS)]
         setters = {*filter(SETTER.fullmatch, names)}
@@ -227,14 +228,14 @@ class Graph:
 
     def _attributes(self, owner: Any, stored: set[str], read: set[str]) -> None:
         """Add the attributes of a module, or of a library's function or class, that code sets, and those that it reads
-        and can change without setting them."""
+        and can change in place."""
         own = vars(owner)
         for name in stored | (read & own.keys()):
             value = own.get(name)
             if _is_put_there(value) and not (owner is sys and name in _OF_IMPORTS):
                 self._todo.append(value)
             elif name not in stored or not (value is None or isinstance(value, _PLAIN)):
-                continue  # a module, or an object of the library's
+                continue  # a module, or a library's object
             if isinstance(owner, types.ModuleType):
                 path = f"{owner.__name__}:.{name}"
             else:
@@ -251,27 +252,28 @@ def functions_reached(code: object) -> list[types.FunctionType]:
 
 
 _WITHOUT_TRAINING = frozenset(("sys", "builtins", "warnings", "logging", "threading", "signal", "hpstage", "optuna"))
-"""Modules where Python's own machinery is attached, and those that run trainings: names in them may be replaced."""
+"""Modules to which Python's own machinery is attached, and those that run trainings: names replaced there are
+ignored."""
 _BY_TEXT = frozenset(("globals", "eval", "exec", "__globals__", "f_globals"))
 _BY_ATTRIBUTE = frozenset(("getattr", "setattr", "delattr", "vars", "__dict__"))
 """Functions that take the name of an attribute as a string."""
 _PLAIN = (bool, int, float, str, bytes, types.FunctionType, types.BuiltinFunctionType)
 _OWNERS = (types.ModuleType, types.FunctionType, type)
-"""What code can set attributes of that other code sees."""
+"""Types of objects on which code can set attributes that other code reads."""
 _DATA = frozenset((list, dict, set, bytearray, Counter, OrderedDict, defaultdict, deque))
 _VALUES = (("torch", "Tensor"), ("torch.nn", "Parameter"), ("numpy", "ndarray"))
 _OF_IMPORTS = frozenset(("modules", "path", "meta_path", "path_hooks", "path_importer_cache"))
 
 
 def _is_put_there(value: object) -> bool:
-    """Return whether a name of a library's stands for what code can change without setting it: data, or the user's."""
+    """Return whether code can change the value of a library's name in place: it is data, or an object of the user's."""
     kind = type(value)
     values = [getattr(sys.modules.get(library), name, None) for library, name in _VALUES]
     return kind in _DATA or is_users_code(value) or is_users_code(kind) or kind in values
 
 
 def _imported(imported: Imported) -> object:
-    """Return what an import statement in a function gives, or ``None`` if it is not the user's or fails."""
+    """Return the object that a function imports; ``None`` if the module is not the user's, or the import fails."""
     if not of_user(imported.module.partition(".")[0]):
         return None
     try:
@@ -285,6 +287,6 @@ _SLOTS: WeakValueDictionary[tuple[int, str], Slot] = WeakValueDictionary()
 
 
 def _once(owner: object, slot: Slot) -> Slot:
-    """Return the only slot of a name, regardless of what reaches it, so that its path does not depend on the code met
-    first. While anybody holds the slot, it keeps its owner alive, so that the owner's id stays unique."""
+    """Return the one slot of a name, which all graphs share, so that its path does not depend on which code reaches it
+    first. As long as the slot exists, it keeps its owner alive, so that the owner's id stays unique."""
     return _SLOTS.setdefault((id(owner), slot.name), slot)

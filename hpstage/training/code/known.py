@@ -1,6 +1,6 @@
 """Kinds of opaque objects that hold no state of training, each with the reason.
 
-Any other opaque object is refused by name: no list says what has a state, only what has none.
+Any other opaque object is refused by name: kinds without a state are listed, never kinds with one.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ WITHOUT_STATE = {
     "lmdb": "data in a file, read by keys that are given",
     "numba": "compiled code",
     "PIL": "images in a data set",
-    "builtins.ImagingCore": "pixels of an image of Pillow: of up to a MiB, a checksum is compared",
+    "builtins.ImagingCore": "pixels of a Pillow image; for up to 1 MiB, a checksum is compared",
     "pyarrow": "data that never change",
     "rasterio.io.DatasetReader": "data in a file, read at positions that are given",
     "zarr": "data in a file, read at positions that are given",
 }
-"""By package, or by module and class."""
+"""The reasons, by package, or by module and class."""
 _MOVES = re.compile(r"File|Reader|Stream|Cursor|Iterator|Writer|Capture|Decoder")
 
 
 @by_type
 def has_no_state(kind: Any) -> bool:
-    """Return whether instances of a class written in C are known to hold no state. One whose name implies a position
-    in what it reads has one, unless it is listed itself."""
+    """Return whether instances of a class written in C are known to hold no state. A class whose name implies a
+    position in a file or stream has a state, unless the class itself is listed."""
     for base in kind.__mro__[:-1]:
         module, name = module_of(base), base.__name__
         if name in WITHOUT_STATE or f"{module}.{name}" in WITHOUT_STATE:

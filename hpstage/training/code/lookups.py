@@ -1,4 +1,4 @@
-"""Lookups by strings at run time, for which no name in the code says what they find, and imports by a string, with
+"""Lookups by string at run time, whose results cannot be seen from names in the code; and imports by string, with
 ``importlib.import_module`` or ``__import__``."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KNOWN = frozenset(map(id, _IMPORTERS))  # by id, to call no user code
 OWN = "__name__"
 """Placeholder for the module of the code itself."""
 _MADE_TO_RUN = ("__main__", "__mp_main__")
-"""Modules that are run, which are not imported by name."""
+"""Names of modules that are run, not imported."""
 _PLAIN = re.compile(r"[\w.]*")
 _OWN = (builtins.globals, builtins.eval, builtins.exec)
 _NAMESPACES = frozenset(("__globals__", "f_globals"))
@@ -52,7 +52,7 @@ class Lookups:
 
 
 def lookups(code: CodeType, names: Mapping[str, Any]) -> Lookups:
-    """Return what ``code`` and the code nested in it look up. ``names`` are its globals."""
+    """Return the lookups in ``code`` and in the code nested in it. ``names`` are the code's globals."""
     found = Lookups()
     for part in inner(code):
         _collect(part, names, found)
@@ -91,7 +91,7 @@ def _collect(code: CodeType, names: Mapping[str, Any], found: Lookups) -> None:
 
 
 def _class_named(instructions: Sequence[Instruction], names: Mapping[str, Any]) -> Iterator[type]:
-    """Yield the class, if known, that the last instructions load by a global name and attributes of it."""
+    """Yield the class that the last instructions load, if it is known: by a global name and attributes."""
     attributes: list[str] = []
     for instruction in reversed(instructions):
         if instruction.opname in FROM_GLOBALS:
@@ -111,7 +111,8 @@ def _is_sys(instruction: Instruction, names: Mapping[str, Any]) -> bool:
 
 
 def _packages(code: CodeType) -> Iterator[str]:
-    """Yield packages of which strings in the code may name modules: ``nets`` for ``"nets."`` and ``"nets.conv"``."""
+    """Yield the packages whose modules may be named by strings in the code: ``nets`` for ``"nets."`` and
+    ``"nets.conv"``."""
     return (text.partition(".")[0] for text in texts_among(code.co_consts) if _DOTTED.fullmatch(text))
 
 
@@ -135,8 +136,8 @@ class Modules:
 
 
 def imported(code: CodeType, namespace: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    """Yield what a code object, not those nested in it, imports: a name or :data:`OWN`, and whether it is complete
-    rather than a prefix."""
+    """Yield the imports by string in a code object, without the code nested in it: the module's name or :data:`OWN`,
+    and whether the name is complete rather than a prefix."""
     names = code.co_names + code.co_varnames + code.co_freevars
     functions = {name for name in names if name in _NAMES or id(namespace.get(name)) in _KNOWN}
     operations = operations_of(code) if functions else ()

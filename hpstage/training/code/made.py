@@ -16,15 +16,15 @@ from hpstage.training.code.string_digest import hashed
 
 # Numbers that TorchScript gives to classes of the same name, in order of compilation.
 _MANGLED = re.compile(rb"[./]___torch_mangle_\d+")
-# Positions of the code in its files, and an id of this copy.
+# Files in the saved form that hold source positions, and an id of this copy.
 _NO_CONTENT = (".debug_pkl", "serialization_id")
 
 
 def functions_into(target: Any) -> Iterator[FunctionType]:
-    """Yield the functions a callable was built from, such as ``numpy.vectorize``, ``frompyfunc`` or a compiled one."""
+    """Yield the functions from which a callable was built: by ``numpy.vectorize``, ``frompyfunc`` or a compiler."""
     if isinstance(target, BuiltinFunctionType | type) or not callable(target):
-        return  # these hold what they name, and count as such
-    if isinstance(target, FunctionType):  # of a library: what it was made to call
+        return  # not built from functions
+    if isinstance(target, FunctionType):  # a library's wrapper holds the functions in its closure
         held = [part for cell in target.__closure__ or () for part in gc.get_referents(cell)]
     else:
         # numpy.frompyfunc keeps the function where only the garbage collector sees it.

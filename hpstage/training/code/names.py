@@ -1,4 +1,4 @@
-"""Names and texts in the bytecode of functions, and docstrings and annotations, which other code may read."""
+"""Names and strings in the bytecode of functions; and docstrings and annotations, which other code may read."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def attributes_stored_in(code: types.CodeType) -> tuple[str, ...]:
 
 @functools.lru_cache(_REMEMBERED)
 def holders_stored_to(code: types.CodeType) -> frozenset[str]:
-    """Return the last names of what a code object, or one nested in it, sets attributes of: ``c`` for ``a.c.d = 1``."""
+    """Return the last names of the objects whose attributes a code object, or one nested in it, sets: ``c`` for
+    ``a.c.d = 1``."""
     return frozenset(
         holder.argval
         for part in inner(code)
@@ -82,15 +83,16 @@ _OF_ANNOTATIONS = frozenset(
     )
 )
 READERS = _OF_TEXTS | _OF_ANNOTATIONS
-"""Names by which code reads them."""
+"""Names by which code reads docstrings and annotations."""
 
 
 def notes(code: type | types.FunctionType, readers: Collection[str]) -> Iterator[object]:
-    """Yield what code that names ``readers`` may read of a class or function: nothing without such names."""
+    """Yield the docstring and the annotations of a class or function, as far as code may read them that names
+    ``readers``."""
     if not _OF_TEXTS.isdisjoint(readers):
         yield vars(code).get("__doc__") if isinstance(code, type) else code.__doc__
     if not _OF_ANNOTATIONS.isdisjoint(readers):
-        with suppress(Exception):  # evaluated late, they may name what does not exist
+        with suppress(Exception):  # annotations evaluated late may name missing objects
             yield inspect.get_annotations(code)
         fields = vars(code).get("__dataclass_fields__", {})
         yield {name: dict(field.metadata) for name, field in fields.items()}

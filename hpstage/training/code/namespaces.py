@@ -36,7 +36,7 @@ class Slot:
 
 
 _OF_TYPE: dict[str, Any] = {name: vars(type)[name] for name in ("__bases__", "__name__", "__qualname__")}
-"""What code can set of a class that is not in its ``__dict__``, with the descriptors that read it."""
+"""Attributes of classes that code can set but that are not in ``__dict__``, with the descriptors that read them."""
 
 
 class LibraryAttribute(Slot):
@@ -60,9 +60,8 @@ class LibraryAttribute(Slot):
 
 
 class Accessed(Slot):
-    """A value that a library's module sets by a function named ``set...`` and returns by its counterpart ``get...``,
-    and that no Python name leads to, such as the one of ``socket.setdefaulttimeout``. It is a plain value, or several
-    in a tuple or dict."""
+    """A value in a library's module that has no Python name, but a function ``set...`` and its counterpart ``get...``,
+    such as the timeout of ``socket.setdefaulttimeout``. It is a plain value, or a tuple or dict of plain values."""
 
     __slots__ = ("_get", "_module", "_set")
 
@@ -87,7 +86,7 @@ class Accessed(Slot):
 
 
 def accessed(module: types.ModuleType, name: str) -> Accessed | None:
-    """Return what the function of this name sets in a library's module; ``None`` if that is not known."""
+    """Return the value that a library's function of this name sets; ``None`` if the value cannot be read."""
     functions = [vars(module).get(of) for of in (name, _getter_of(name))]
     if not all(map(callable, functions)) or module.__name__.partition(".")[0] in _WITH_SETTINGS:
         return None
@@ -96,19 +95,19 @@ def accessed(module: types.ModuleType, name: str) -> Accessed | None:
     found = Accessed(module, name)
     try:
         return found if _is_plain(found.get()) else None
-    except Exception:  # it needs arguments that it does not name, or what it returns is not there
+    except Exception:  # the getter needs arguments, or there is no value yet
         return None
 
 
 _WITH_SETTINGS = frozenset(("torch", "jax", "random", "hpstage"))
-"""Libraries whose settings, and generators, are known."""
+"""Libraries whose settings and generators are inspected by other means."""
 SETTER = re.compile(r"set_?[A-Za-z]\w*")
 
 
 def _parameters(function: Any) -> Collection[str]:
     try:
         return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # of C, which does not say
+    except (TypeError, ValueError):  # a function in C without a signature
         return ()
 
 
@@ -131,7 +130,7 @@ _OF_ANY = frozenset(
         "__pydantic_validator__",
     )
 )
-"""What libraries derive from a class and keep in it: it follows from the other attributes."""
+"""Attributes that libraries store in a class and that follow from its other attributes."""
 
 
 class ClassAttributes:
@@ -146,7 +145,7 @@ class ClassAttributes:
         self._chosen: dict[str, object] = {}
 
     def get(self) -> dict[str, object]:
-        """Return the attributes. Equal contents are one object, which must not be changed."""
+        """Return the attributes: the same dict until one of them changes. Callers must not change it."""
         present, typed = self._present(), self._of_type()
         if not (self._is_known(present) and len(typed) == len(self._typed) and all(map(is_, typed, self._typed))):
             self._all, self._typed = dict(present), typed
@@ -161,7 +160,7 @@ class ClassAttributes:
             if name in _OF_TYPE:
                 present = _OF_TYPE[name].__get__(self.owner)
                 if type(value) is tuple and type(present) is tuple and [*map(id, value)] == [*map(id, present)]:
-                    continue  # Python refuses some bases that a class has already
+                    continue  # Python may refuse to set even the present bases
             if present is not value:
                 type.__setattr__(self.owner, name, value)
 
@@ -190,11 +189,11 @@ OF_LIBRARY = "library "
 
 
 class LibraryNames(ClassAttributes):
-    """Replacements of functions and classes in a library's module or class: the names whose values differ from when it
-    was first met.
+    """The replaced functions and classes of a library's module or class: the names whose values have changed since this
+    object was made.
 
     Libraries also set names at run time: plain values, and functions wrapped under their own name. These are ignored.
-    What the user's code sets by a literal name is inspected, whatever it is.
+    Names that the user's code sets literally are inspected by other means, whatever their values.
     """
 
     __slots__ = ("_first",)
@@ -207,7 +206,7 @@ class LibraryNames(ClassAttributes):
         self._first = self._all = dict(self._present())
 
     def _of_type(self) -> tuple[object, ...]:
-        return ()  # by LibraryAttribute, where code sets it
+        return ()  # a LibraryAttribute holds these where code sets them
 
     def set(self, values: dict[str, object]) -> None:
         present = self._present()
@@ -232,7 +231,7 @@ class LibraryNames(ClassAttributes):
 
 
 def _is_put(name: str, old: object, new: object) -> bool:
-    """Return whether ``new`` was put in place of a library's function or class, or next to these, from outside."""
+    """Return whether other code has replaced a library's function or class with ``new``, or has added ``new``."""
     if new is old or name in OF_MODULES or name in _SET_BY_LIBRARIES:
         return False
     if not (old is MISSING or _is_code(old)):
@@ -240,14 +239,14 @@ def _is_put(name: str, old: object, new: object) -> bool:
     if is_users_code(type(new)):
         return True
     if isinstance(new, types.ModuleType) or module_of(new) == "torch._dynamo.mutation_guard":
-        return False  # the latter counts the modules that are made, from the first compilation in a process on
+        return False  # torch wraps methods with the latter on the first compilation, to count new modules
     if any(map(is_users_code, (new, *functions_in(new)))):
         return True
     return old is not MISSING and getattr(new, "__name__", None) != name
 
 
 _SET_BY_LIBRARIES = frozenset(("Storage",))
-"""torch's default dtype decides which class this is."""
+"""Names that torch binds to another class when its default dtype changes."""
 
 
 def _is_code(value: object) -> bool:
@@ -256,12 +255,12 @@ def _is_code(value: object) -> bool:
 
 @functools.cache
 def library_names(owner: Any) -> LibraryNames:
-    """Return the names of a library as of the first call in this process."""
+    """Return the names of a library's module or class that have been replaced since the first call in this process."""
     return LibraryNames(owner)
 
 
 def libraries() -> Iterator[tuple[str, object]]:
-    """Yield the libraries whose functions are replaced most often, regardless of by whom."""
+    """Yield path and names of the libraries in which functions are replaced most often, by whatever code."""
     for name in ("torch", "torch.nn.functional", "numpy"):
         if name in sys.modules:
             names = library_names(sys.modules[name])
@@ -306,7 +305,7 @@ _OF_PYTHON = frozenset(
         "slotnames",
     )
 )
-"""Attributes of classes that hold types, some of them created on access, or names, created on pickling."""
+"""Attributes of classes in which Python keeps types, created partly on access, and names, created on pickling."""
 
 OF_MODULES = frozenset(
     f"__{name}__" for name in ("annotations", "builtins", "cached", "loader", "spec", "warningregistry")

@@ -1,5 +1,5 @@
-"""Decides whether code is the user's or a library's: by the file of each function, since names of modules may be
-copied."""
+"""Decides whether code is the user's or a library's: by where its module is installed. Wrappers copy the names of
+modules; for them, the module counts whose globals they use."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ HEAP = 1 << 9
 """Flag of classes written in Python or otherwise created at run time. Code can set attributes on them."""
 _HERE = Path(__file__).parents[2]  # the package
 _WORKLOADS = "hpstage.workloads"
-# algos and cluster may be next to the package, which then links to them.
+# The folders algos and cluster may be next to the package and linked into it.
 _LIBRARIES = tuple(
     Path(path).resolve()
     for path in (
         sysconfig.get_path("stdlib"),
         sysconfig.get_path("platstdlib"),
-        sysconfig.get_path("scripts"),  # where modules are found by what is started there
+        sysconfig.get_path("scripts"),  # on the path of commands that are started from there
         _HERE,
         _HERE / "algos",
         _HERE / "cluster",
@@ -45,8 +45,8 @@ def by_type(function: Callable[[Any], _T]) -> Callable[[Any], _T]:
 
 
 def module_of(obj: object) -> str:
-    """Return the module name of a class or function: of the main script's also where multiprocessing has imported it
-    under another name. A metaclass in C may have a descriptor as ``__module__``."""
+    """Return the module name of a class or function: ``__main__`` also for a main script that multiprocessing has
+    imported under another name. A metaclass in C may have a descriptor as ``__module__``."""
     found = getattr(obj, "__module__", None)
     return as_run(found) if isinstance(found, str) else "builtins"
 
@@ -63,8 +63,8 @@ def as_run(module: str) -> str:
 
 
 def name_of(code: Any) -> str:
-    """Return the qualified name of a class or function, below the function in which it was made: a class that is sent
-    by value does not know where that was."""
+    """Return the qualified name of a class or function, without the function in which it was defined: classes lose that
+    part when they are sent by value."""
     name = getattr(code, "__qualname__", None)
     return name.rpartition("<locals>.")[2] if isinstance(name, str) else type(code).__qualname__
 
@@ -101,7 +101,7 @@ _OF_FUNCTIONS = "PyCapsule", "pybind11_detail_function_record"
 def is_users(module: str) -> bool:
     """Return whether a module is the user's: not of the standard library, not installed and not of hpstage.
 
-    The reference workloads count as the user's: their code decides training, and may be another in the next release.
+    The reference workloads count as the user's: their code decides training, and may change in the next release.
     """
     package = module.partition(".")[0]
     if package == "__main__" or f"{module}.".startswith(f"{_WORKLOADS}."):
@@ -110,7 +110,7 @@ def is_users(module: str) -> bool:
         return False
     of_python = package in sys.stdlib_module_names
     try:
-        # Only for the package: for a module inside it, the package would be imported.
+        # Look for the package: looking for a module inside it would import the package.
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
         return package in sys.modules and not of_python  # created by hand
@@ -139,13 +139,13 @@ def _is_installed(file: Path) -> bool:
 
 
 _OF_CYTHON = "_cython_"
-"""Name that Cython gives to the module, without a file, of the types shared by all its code: functions and
-generators."""
+"""Beginning of the name of a module without a file in which Cython keeps the types that all its code shares."""
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 
 def came_by_value(module: str) -> bool:
-    """Return whether code of this module was sent by value, as a script's is to a worker: no such module exists."""
+    """Return whether code of this module was sent by value, as a script's is to a worker: the module does not exist
+    here."""
     package = module.partition(".")[0]
     if package.startswith(_OF_NAMED_TUPLES):
         return False
@@ -153,7 +153,7 @@ def came_by_value(module: str) -> bool:
 
 
 _OF_NAMED_TUPLES = "namedtuple_"
-"""Name that Python gives to the module of a named tuple's constructor."""
+"""Beginning of the name that Python gives to the module of a named tuple's constructor."""
 
 
 @functools.cache
@@ -163,8 +163,9 @@ def of_user(module: str | None) -> bool:
 
 
 def is_users_code(value: object) -> bool:
-    """Return whether a function, method or class is the user's, even if it has the name of a library's it wraps, or was
-    made by a library for the user (``type()``, ``exec``, ``make_dataclass``). Other values are not code."""
+    """Return whether a function, method or class is the user's, even if it bears the name of a library's function that
+    it wraps, or was made by a library for the user (``type()``, ``exec``, ``make_dataclass``). Other values are not
+    code."""
     if isinstance(value, types.MethodType):
         value = value.__func__
     if isinstance(value, types.FunctionType):
@@ -183,15 +184,17 @@ _CLASSES: dict[int, tuple[weakref.ref[type], bool]] = {}
 
 
 def _is_users_function(function: types.FunctionType) -> bool:
-    """Return whether a function is the user's, by the module whose names it uses; a function compiled from a text by
-    ``exec`` has none. The place of its file does not count, since it is unknown for code sent to another process."""
+    """Return whether a function is the user's, by the module whose globals it uses. A function compiled by ``exec`` has
+    no module; it is the user's unless a loaded module contains it. The function's file does not count: for code sent to
+    another process, it is unknown."""
     name = function.__globals__.get("__name__")
     return of_user(name) if isinstance(name, str) else not _is_found(function)
 
 
 def _is_users_class(cls: type) -> bool:
-    """Return whether a class is of a module of the user's, or was made by a call (of ``type``, ``make_dataclass``) from
-    the user's parts: its module is then that of the code in which ``type`` was called, which lacks it."""
+    """Return whether a class belongs to a module of the user's, or was made from parts of the user's by a call (of
+    ``type``, ``make_dataclass``). Such a class names the module in which ``type`` was called, but this module does not
+    contain it."""
     if is_users(module_of(cls)):
         return True
     members = list(vars(cls).values())
@@ -211,12 +214,12 @@ _OF_C = (types.MethodDescriptorType, types.WrapperDescriptorType, types.BuiltinF
 
 
 def _is_found(code: types.FunctionType | type) -> bool:
-    """Return whether a loaded module has a function or class under its name."""
+    """Return whether a loaded module contains this function or class under its name."""
     return found_in(sys.modules.get(module_of(code)), code.__qualname__) is code
 
 
 def found_in(owner: object, path: str) -> object:
-    """Return what a module has under a qualified name, or ``None`` if nothing. No code of the user's is called."""
+    """Return the object that a module has under a qualified name, else ``None``. No code of the user's is called."""
     for part in path.split("."):
         owner = vars(owner).get(part) if isinstance(owner, types.ModuleType | type) else None
     return owner
@@ -240,7 +243,7 @@ def functions_in(member: object) -> Iterator[Any]:
 
 
 def parts_called(member: object) -> Iterator[tuple[str, Any]]:
-    """Yield what a class member that wraps code calls, each with the attribute that holds it."""
+    """Yield the functions that a class member wraps, such as a property's, each after the attribute that holds it."""
     names: tuple[str, ...] = ()
     if isinstance(member, staticmethod | classmethod):
         names = ("__func__",)

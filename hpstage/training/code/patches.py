@@ -1,4 +1,4 @@
-"""Patches of libraries by the user's code: what it has replaced or added there."""
+"""Patches of libraries by the user's code: the functions and classes that it has replaced or added there."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from hpstage.training.code.owner import found_in, functions_in, is_users, is_use
 from hpstage.training.code.tables import ENTRY_POINT, Contents, code_named, listed, registered, tables_among
 
 _WITHOUT_TRAINING = frozenset(("sys", "time", "warnings", "logging", "threading", "signal", "hpstage", "optuna"))
-"""Packages where a process attaches what observes it, the clock, and packages that run trainings."""
+"""Packages whose patches do not count: those that observe a process, the clock, and those that run trainings."""
 _HOOKS = "_global_"
 """Beginning of the names of dicts in which torch keeps the hooks of all modules, and of all optimizers."""
 
 
 _OF_POINTERS = "PyCPointerType"
-"""Module of ctypes' pointer types. There is one type for all modules, named after the module that created it first."""
+"""Name of the metaclass of ctypes' pointer types. All modules share such a type, but it names the first that made
+it."""
 
 _clean: dict[str, tuple[Mapping[str, Any], list[ValuesView[Any]], Contents, list[Any]]] = {}
-"""By library's module in which nothing of the user's was: its names, views of what they and those of its classes stand
-for, what their tables consist of, and the values of all these names."""
-atexit.register(_clean.clear)  # what modules hold ends with them, in their order
+"""Libraries' modules in which nothing of the user's was found, by name: the module's namespace, views of the values in
+it and in its classes, the contents of their tables, and the values found in the views."""
+atexit.register(_clean.clear)  # so that the objects are released with their modules, in Python's order
 _makers: set[object] = set()
-"""Names of the modules that have made what was found there, as far as these are no libraries that were looked through:
-once one of them is a module of the user's, what is clean has to be looked for again."""
+"""Names of the modules that define the objects found in libraries. Once one of them is a module of the user's, all
+libraries have to be searched again."""
 
 
 def standing() -> Iterator[tuple[str, Any]]:
-    """Yield each function or class of the user's that stands in a module or class of a library, as its place, such as
-    ``torch.nn.functional:relu``, and its value; of an entry of a table there, the value is a list. Unlike data, these
-    affect training whether or not other code of the user's names them.
+    """Yield each function or class of the user's that a library's module or class contains: its place, such as
+    ``torch.nn.functional:relu``, and its value. For an entry of a table, the value is a list. Unlike data, such code
+    affects training even if no other code of the user's names it.
 
-    A module whose names stand for the same objects as before is not looked through again.
+    A module whose names refer to the same objects as before is not searched again.
     """
     users, libraries = _modules()
     if not users.isdisjoint(_makers):
@@ -53,9 +54,9 @@ def standing() -> Iterator[tuple[str, Any]]:
 
 
 def look_ahead() -> None:
-    """Look through the libraries before anything of the user's is imported, for the forks of this process: in these,
-    :func:`standing` passes by what is as it was. Modules with texts that may name code of the user's are left to them,
-    since to read a text is to import what it names."""
+    """Search the libraries before any module of the user's is imported. In the forks of this process, :func:`standing`
+    then skips unchanged modules. Modules with strings that may name code of the user's are left to the forks, since
+    resolving such a string imports the code."""
     users, libraries = _modules()
     sought = _Sought(users, libraries.values())
     for name, module in libraries.items():
@@ -73,14 +74,14 @@ def _is_as_it_was(name: str, names: Mapping[str, Any]) -> bool:
         return False
     try:
         return all(map(operator.is_, chain.from_iterable(views), before)) and tables.are_as_before()
-    except RuntimeError:  # another thread imports, and its size has changed
+    except RuntimeError:  # another thread has changed the size of a namespace
         return False
 
 
 def _within(
     sought: _Sought, name: str, names: Mapping[str, Any], named: Callable[[str], object]
 ) -> list[tuple[str, Any]]:
-    """Return what of the user's is in a module, its classes and tables, by its places."""
+    """Return the user's code in a library's module, its classes and tables, as pairs of place and value."""
     items = listed(names.items())
     values = [value for _, value in items]
     classes = [value for value in values if issubclass(type(value), type) and value.__module__ == name]
@@ -103,8 +104,8 @@ def _within(
 
 
 def operators() -> Iterator[types.ModuleType]:
-    """Yield the user's modules that define operators of torch, which run wherever torch calls them, under whatever
-    name: those whose code names ``torch.library``."""
+    """Yield the user's modules that define operators of torch, by naming ``torch.library``. Code may call an operator
+    without naming these modules."""
     if "torch" in sys.modules:
         for name in sorted(_modules()[0]):
             if _defines_operators(sys.modules[name]):
@@ -128,8 +129,8 @@ def _defines_operators(module: types.ModuleType) -> bool:
 
 
 def code_in_libraries(patched: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
-    """Yield the user's functions and classes in what :func:`standing` has found, which may have a state, by their
-    places, and the modules that define operators."""
+    """Yield pairs of place and object for all code of the user's in libraries that may have a state: the functions and
+    classes in ``patched``, the result of :func:`standing`, and the modules that define operators."""
     for place, value in patched:
         for each in value if isinstance(value, list) else [value]:
             parts = [each.func] if isinstance(each, functools.partial) else functions_in(each)
@@ -141,14 +142,14 @@ def code_in_libraries(patched: Iterable[tuple[str, object]]) -> Iterator[tuple[s
 
 
 def patches() -> dict[str, str]:
-    """Return a description of each by its place. Equal code has equal descriptions in all processes."""
+    """Return a description of each patch, by place. Equal code has equal descriptions in all processes."""
     return {place: _text(value) for place, value in standing()}
 
 
 def lacking(there: Mapping[str, str]) -> list[str]:
-    """Return the places of those patches of another process that are not, or are others, here. Libraries that are not
-    imported here are passed by."""
-    here = patches() if any(place.endswith("]") for place in there) else {}  # of entries of tables
+    """Return the places of those patches of another process that are missing or different in this process. Libraries
+    that this process has not imported are skipped."""
+    here = patches() if any(place.endswith("]") for place in there) else {}  # only entries of tables need it
     found = []
     for place in there:
         module, _, path = place.partition(":")
@@ -180,9 +181,9 @@ class _Sought:
 
     def __init__(self, users: frozenset[str], libraries: Iterable[types.ModuleType]) -> None:
         self._users = users
-        self.own = frozenset(id(vars(module)) for module in libraries)  # of namespaces, which are no tables
-        self._passed_by: set[type] = set()  # types of which no object is the user's
-        self.tables = False  # whether there were objects whose content, or class, can come to be the user's code
+        self.own = frozenset(id(vars(module)) for module in libraries)  # ids of namespaces, which are no tables
+        self._passed_by: set[type] = set()  # types without objects of the user's
+        self.tables = False  # whether there were objects that may come to hold the user's code
 
     def among(self, items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
         users, own, passed_by, makers = self._users, self.own, self._passed_by, _makers
@@ -197,7 +198,7 @@ class _Sought:
                         yield name, value
                     else:
                         makers.add(maker)
-            elif issubclass(kind, type):  # isinstance() would ask the object, which may be any
+            elif issubclass(kind, type):  # isinstance() would call code of the object's class
                 if kind.__name__ == _OF_POINTERS:
                     continue
                 if value.__module__ in users:

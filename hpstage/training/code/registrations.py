@@ -1,5 +1,5 @@
-"""Classes registered with abstract ones (``Sequence.register(Mine)``), which ``isinstance`` goes by. The registries are
-kept in C, by weak references."""
+"""Classes registered with abstract classes (``Sequence.register(Mine)``), which ``isinstance`` then accepts. Python
+keeps the registries in C, as weak references."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from hpstage.training.code.owner import classes_below, is_users_code, module_of, name_of
 
 Pair = tuple[type, type]
-"""An abstract class, and one that is registered with it."""
+"""An abstract class, and a class that is registered with it."""
 _known: tuple[object, list[Pair]] = None, []
-"""The registrations found, and the token at that time, which changes with each registration."""
+"""Python's token at the last search, which changes with each registration; and the registrations found."""
 
 
 def registered() -> list[Pair]:
-    """Return the registrations of which either class is the user's; the same list until there are others."""
+    """Return the registrations in which either class is the user's; the same list object until they change."""
     global _known
     token = abc.get_cache_token()
     if _known[0] != token:
@@ -28,7 +28,8 @@ def registered() -> list[Pair]:
 
 
 def registrations_of(cls: type) -> Iterator[str]:
-    """Yield, for a class of the user's, what is registered with it, and with which classes of libraries it is."""
+    """Yield a text for each class that is registered with a user's class, and for each library's class it is registered
+    with."""
     for abstract, concrete in registered():
         if abstract is cls:
             yield f"registers {called(concrete)}"
@@ -39,19 +40,19 @@ def registrations_of(cls: type) -> Iterator[str]:
 def undo(made: Iterable[Pair]) -> None:
     """Undo registrations."""
     global _known
-    _known = None, _known[1]  # the token remains the same
+    _known = None, _known[1]  # the token does not change
     for abstract, cls in made:
         others = [other for other in _registry(abstract) if other is not cls]
         abc._reset_registry(abstract)  # type: ignore[attr-defined]
         for other in others:
             abc.ABCMeta.register(abstract, other)  # type: ignore[arg-type]
-        for each in abstract.__mro__:  # which may have kept the answer
+        for each in abstract.__mro__:  # whose caches may hold the former answer
             if isinstance(each, abc.ABCMeta):
                 abc._reset_caches(each)  # type: ignore[attr-defined]
 
 
 def called(cls: type) -> str:
-    """Return the name of a class, with the module of one of a library's."""
+    """Return the name of a class, with its module if it is a library's."""
     return name_of(cls) if is_users_code(cls) else f"{module_of(cls)}.{name_of(cls)}"
 
 

@@ -1,4 +1,4 @@
-"""Reads the source of modules, of which one may have been edited since, and the versions of packages."""
+"""Reads the source of modules, which may have been edited since their import, and the versions of packages."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def distributions_of(package: str) -> tuple[str, ...]:
 
 
 def _provides(distribution: importlib.metadata.Distribution, package: str) -> bool:
-    """Return whether a package is a distribution's. ``importlib.metadata.packages_distributions()`` would look at every
-    file of every distribution, which takes most of a second."""
+    """Return whether a distribution provides a package. ``importlib.metadata.packages_distributions()`` would look at
+    every file of every distribution, which takes most of a second."""
     if top_level := distribution.read_text("top_level.txt"):
         return package in top_level.split()
     record = distribution.read_text("RECORD")
@@ -77,7 +77,7 @@ def code_of(spec: ModuleSpec | None) -> CodeType | None:
 
 
 def compiled(source: Any, path: str, flags: int = 0) -> Any:
-    """Compile the source of a module, or its tree, without the warnings, which may be errors."""
+    """Compile the source of a module, or its tree. Warnings are suppressed: they may be set to raise."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return compile(source, path, "exec", flags, dont_inherit=True)
@@ -87,8 +87,8 @@ _compiled: Callable[[bytes, str], CodeType] = functools.lru_cache(64)(compiled)
 
 
 def submodules_of(name: str, places: Iterable[str]) -> Iterator[ModuleSpec]:
-    """Yield the modules inside a package at any depth, imported or not, without importing any. Without a name, the
-    places are folders of the path, with modules and packages."""
+    """Yield the specs of the modules inside a package at any depth, imported or not, without importing any. If ``name``
+    is empty, ``places`` are folders with modules and packages, as in ``sys.path``."""
     for found in pkgutil.iter_modules(list(places)):
         if not isinstance(found.module_finder, FileFinder):
             continue
@@ -99,7 +99,7 @@ def submodules_of(name: str, places: Iterable[str]) -> Iterator[ModuleSpec]:
 
 
 def source_at(path: str) -> str:
-    """Return the source file of which a file in a cache of bytecode was compiled; other paths as they are."""
+    """Return the source file from which a cached file of bytecode was compiled; other paths unchanged."""
     try:
         source = importlib.util.source_from_cache(path)
     except ValueError:
@@ -108,7 +108,7 @@ def source_at(path: str) -> str:
 
 
 def spec_of(name: str) -> ModuleSpec | None:
-    """Return where a module is found on the path, without importing the packages that it is in."""
+    """Return the spec of a module on the path, without importing the packages that it is in."""
     spec, places = None, None
     for part in beginnings(name):
         spec = PathFinder.find_spec(part, places)
@@ -119,14 +119,14 @@ def spec_of(name: str) -> ModuleSpec | None:
 
 
 def beginnings(path: str) -> list[str]:
-    """Return the paths that a dotted one begins with: ``a`` and ``a.b`` for ``a.b``."""
+    """Return a dotted path and the paths of all packages above it: ``a`` and ``a.b`` for ``a.b``."""
     parts = path.split(".")
     return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
 def name_at(path: str, folders: Iterable[str]) -> str:
-    """Return the name by which a loaded module was imported from one of these folders, by its source file; empty if it
-    was loaded by its path."""
+    """Return the name by which the source file ``path`` was imported from one of these folders; empty if the module was
+    loaded by its path."""
     for folder in map(os.path.abspath, folders):
         if path.startswith(f"{folder}{os.sep}"):
             name = path[len(folder) + 1 :].removesuffix(".py").removesuffix(f"{os.sep}__init__").replace(os.sep, ".")
@@ -177,7 +177,7 @@ def see_as_written(module: ModuleType, code: CodeType) -> None:
     for function in _functions_of(module):
         if function.__code__.co_filename == module.__file__ and digest(function.__code__) not in written:
             raise UsageError(
-                f"{module.__name__}.{function.__qualname__} is not what {module.__file__} says: the file was edited "
+                f"{module.__name__}.{function.__qualname__} differs from its source: {module.__file__} was edited "
                 f"after it was imported. Restart this process (the notebook's kernel, the workers), or reload the "
                 f"module (importlib.reload)"
             )

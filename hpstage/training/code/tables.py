@@ -1,7 +1,7 @@
 """Tables in which libraries keep what is registered with them: environments, nodes of trees, functions by class.
 
-A table is a dict, list or set that a name of a library's module or class stands for. The user's code in it trains
-wherever the library looks it up, under whatever name.
+A table is a dict, list or set that is bound to a name in a library's module or class. The library may call the user's
+code in a table although no other code names it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _WITHOUT_REGISTRIES = frozenset(
         "zmq",
     )
 )
-"""Packages whose tables are caches, or of what observes a process or ends with it."""
+"""Packages whose tables do not count: they are caches, or hold objects that observe a process or end with it."""
 _OF_TORCH = ("torch.library", "torch._library", "torch._ops", "torch._dynamo", "torch._inductor", "torch._functorch")
-"""Tables of torch's operators, which count by the modules that define them, and of what it has compiled."""
+"""Modules whose tables do not count: they hold compiled code, or operators, whose defining modules count instead."""
 _FILLED = re.compile(
     r"__\w+__|_global_|_(member_names|member_map|value2member_map|unhashable_values)_|.*(cache|memo)", re.IGNORECASE
 )
-"""Names of tables that Python makes, of those that training fills, and of hooks, which count otherwise."""
+"""Names of tables that do not count here: Python makes them, training fills them, or they hold hooks (see patches)."""
 ENTRY_POINT = re.compile(r"([^\W\d]\w*(?:\.\w+)*):([^\W\d]\w*(?:\.\w+)*)")
 _DEPTH = 2
 """Depth to which an entry is searched: an object, and its dict of arguments."""
@@ -52,10 +52,10 @@ Among = Callable[[Iterable[tuple[Any, Any]]], Iterator[tuple[Any, Any]]]
 
 
 def tables_among(module: str, names: Mapping[str, Any], own: frozenset[int]) -> list[tuple[str, Table]]:
-    """Return the tables that names of a library's module or class stand for.
+    """Return the tables that are bound to names of a library's module or class.
 
     Args:
-        module: its name.
+        module: the module's name.
         own: ids of the namespaces of libraries' modules, which are no tables.
     """
     if module.partition(".")[0] in _WITHOUT_REGISTRIES or module.startswith(_OF_TORCH):
@@ -71,13 +71,14 @@ def tables_among(module: str, names: Mapping[str, Any], own: frozenset[int]) -> 
 def registered(
     module: str, tables: Iterable[tuple[str, Table]], among: Among, named: Callable[[str], object]
 ) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the entries of a module's tables in which something of the user's is, each by its place, with what it is.
+    """Yield the entries of a module's tables that contain code or objects of the user's: the place of the entry, and a
+    list of the entry and these objects.
 
     Args:
-        module: its name. Of its library are the objects that are looked into.
-        tables: by the names that stand for them.
-        among: yields those of named functions, classes and objects that are the user's.
-        named: returns what a text stands for, such as :func:`code_named`.
+        module: the module's name. Only objects of its library are searched for attributes.
+        tables: the tables, each after its name.
+        among: yields those items of which the value, a function, class or other object, is the user's.
+        named: returns the object that a string names, as :func:`code_named` does.
     """
     package = module.partition(".")[0]
     entries = [
@@ -109,13 +110,13 @@ def listed(values: Iterable[_T]) -> list[_T]:
     while True:
         try:
             return [*values]
-        except RuntimeError:  # it has
+        except RuntimeError:  # another thread did
             continue
 
 
 class Contents:
-    """What tables consist of, without keeping it alive: their values, and those of the tables among these. Of a long
-    one with nothing but numbers and texts, what is added or taken away is seen."""
+    """A snapshot of the contents of tables, which does not keep them alive: the values in them and in the tables among
+    these values. For a long table of only numbers and strings, only its length is compared."""
 
     def __init__(self, tables: Iterable[Table]) -> None:
         self._long: list[Collection[Any]] = []
@@ -155,12 +156,12 @@ def _is_table(value: object) -> bool:
 
 
 def _is_namespace(value: object) -> bool:
-    """Return whether it holds the names of a module."""
+    """Return whether a value is the namespace of a module."""
     return isinstance(value, dict) and dict.__contains__(value, "__builtins__")
 
 
 def _is_plain(table: Table) -> bool:
-    """Return whether nothing of the user's can be in it."""
+    """Return whether a table cannot contain anything of the user's."""
     kinds = _kinds(_view(table))
     if not kinds <= _PLAIN_OR_TEXT or not kinds:
         return False
@@ -178,7 +179,7 @@ def _items(table: Table) -> list[tuple[Any, Any]]:
 
 
 def _parts(value: Any, package: str, depth: int) -> Iterator[Any]:
-    """Yield what may be the user's in an entry, and texts."""
+    """Yield the objects in an entry that may be the user's, and the strings in it."""
     kind = type(value)
     if kind is types.FunctionType or kind is str or kind in _CODE or issubclass(kind, type):
         yield value
@@ -199,19 +200,20 @@ def _parts(value: Any, package: str, depth: int) -> Iterator[Any]:
 
 
 def _is_blank(value: object) -> bool:
-    """Return whether nothing of the user's is in it: a number, or a text that names nothing."""
+    """Return whether a value contains nothing of the user's: a number, or a string that names no code."""
     kind = type(value)
     return kind in _PLAIN or (kind is str and ":" not in cast(str, value))
 
 
 def _classes_in(key: object) -> list[type]:
-    """Return the classes in a key. Exceptions do not train: tblib registers all that there are when it is imported."""
+    """Return the classes in a key. Exceptions are left out: they do not train, and tblib registers all of them on
+    import."""
     parts = key if isinstance(key, tuple) else (key,)
     return [part for part in parts if issubclass(type(part), type) and not issubclass(part, BaseException)]
 
 
 def _is_code(part: Any) -> bool:
-    """Return whether it is code of the user's, or an object with a ``__call__`` of the user's, unlike a model."""
+    """Return whether a part is code, or an object whose ``__call__`` is the user's. (The one of a model is torch's.)"""
     kind = type(part)
     if kind in _CODE or issubclass(kind, type):
         return True
@@ -219,13 +221,13 @@ def _is_code(part: Any) -> bool:
 
 
 def _is_replaced(cls: type) -> bool:
-    """Return whether a class has given its name to another, as in notebooks: its entry remains."""
+    """Return whether another class now has the name of this one, as after a notebook cell has run again."""
     now = found_in(sys.modules.get(cls.__module__), cls.__qualname__)
     return now is not None and now is not cls
 
 
 def code_named(text: str) -> object:
-    """Return what ``module:name`` stands for if the module is the user's and has the name, as in its source."""
+    """Return the object that ``module:name`` names if the module is the user's and its source contains the name."""
     written = ENTRY_POINT.fullmatch(text)
     if written is None or not is_users(written[1]):
         return None
@@ -236,7 +238,7 @@ def code_named(text: str) -> object:
             if code is None or path.partition(".")[0] not in code.co_names:
                 return None
         return found_in(importlib.import_module(module), path)
-    except Exception:  # the library will raise it if it imports it
+    except Exception:  # the library raises this error if it imports the module
         return None
 
 

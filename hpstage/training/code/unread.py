@@ -16,7 +16,7 @@ from hpstage.training.code.graph import functions_reached
 from hpstage.training.code.names import texts_among
 
 _READ_BY_HPSTAGE = {"seed", "batch_size", "beta1", "beta2", MIXTURE}
-_SPREADS = {"DICT_MERGE", "DICT_UPDATE"}  # f(**hp), {**hp}, and so wherever they were passed on to
+_SPREADS = {"DICT_MERGE", "DICT_UPDATE"}  # f(**hp), {**hp}: passed on
 _THROUGH = {"items", "keys", "values", "update"}  # methods of a dict
 _MAKING = {"__init__", "__post_init__"}
 _JOINTS = "_/."
@@ -26,10 +26,12 @@ _CODE = (type, types.FunctionType, types.MethodType, functools.partial)
 
 
 def unread(subject: object, names: Iterable[str]) -> dict[str, str]:
-    """Return the hyperparameters that the code of a trainable does not mention, but a name like it, with that name.
+    """Return the hyperparameters that a trainable's code does not mention, each with the similar name that it does
+    mention.
 
-    It looks at names and strings in the user's code and at the fields of torch's optimizers. Others may be read in ways
-    that cannot be followed. Code that passes on all values at once (``Net(**hp)``) may read any: then none is returned.
+    Names and strings in the user's code count, and the fields of torch's optimizers. A hyperparameter without a similar
+    name is not returned: it may be read in a way that cannot be followed. Code that passes on all values at once
+    (``Net(**hp)``) may read any: then none is returned.
 
     Args:
         subject: what the user passed: an object with its attributes, or a function.
@@ -53,8 +55,8 @@ def unread(subject: object, names: Iterable[str]) -> dict[str, str]:
 
 
 def may_read(code: object, name: str) -> bool:
-    """Whether the user's code, a class or function with all that it leads to, mentions a hyperparameter, or takes all
-    values one by one or passes them on, so that any may be read."""
+    """Return whether the user's code, a class or function and all that it leads to, mentions a hyperparameter or may
+    read any: it iterates over the values, or passes them on."""
     functions = functions_reached(code)
     return not functions or _may_read(functions, name)
 
@@ -65,8 +67,8 @@ def _may_read(functions: list[types.FunctionType], name: str) -> bool:
 
 
 def may_report(subject: object, metric: str) -> bool:
-    """Whether the user's code has the name of a metric as a text, or an end of it as in ``f"{part}_loss"``: it may be
-    there only once something was trained.
+    """Return whether the user's code contains the name of a metric as a string, or its beginning or end, as in
+    ``f"{part}_loss"``. Such a metric may be reported only after some training.
 
     Args:
         subject: what the user passed.
@@ -85,8 +87,9 @@ def _is_of_name(text: str, name: str) -> bool:
 
 
 def read_at_first(subject: object, name: str) -> bool:
-    """Whether the user's code mentions a hyperparameter only where model and optimizer are made, under the values at
-    step 0. ``False`` where that is not certain: for a training function, and for fields of torch's optimizers.
+    """Return whether the user's code mentions a hyperparameter only where model and optimizer are made, that is, with
+    its value at step 0. Return ``False`` if that is not certain: for a training function, and for fields of torch's
+    optimizers.
 
     Args:
         subject: what the user passed.
@@ -102,8 +105,8 @@ def read_at_first(subject: object, name: str) -> bool:
 
 
 def _mentioned(name: str, words: set[str]) -> bool:
-    """Whether a name, or the constant beginning of it as in ``hp[f"width{i}"]`` and ``hp[f"encoder.{key}"]``, is among
-    the words."""
+    """Return whether the words contain a name, or the constant beginning of it, as in ``hp[f"width{i}"]`` and
+    ``hp[f"encoder.{key}"]``."""
     return (
         name in words
         or name.rstrip("0123456789") in words
