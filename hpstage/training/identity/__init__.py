@@ -1,1 +1,1 @@
-"""The identity of a trial, which decides its bits: code, data and environment, and the key derived from them."""
+"""The identity of a trial: the code, data and environment that decide its bits, and the key derived from them."""

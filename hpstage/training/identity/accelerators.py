@@ -1,6 +1,7 @@
-"""The accelerators that torch has here: CUDA, and if there is another one, Apple's (mps), Intel's (xpu), a plugin's.
+"""The accelerators that torch can use in this process: CUDA, and at most one other: Apple's (mps), Intel's (xpu) or a
+plugin's.
 
-All that is needed of one is in the module that torch has for its type: random generators, and when it has finished.
+For each type of accelerator, torch has a module, such as ``torch.mps``, with its random generators and ``synchronize``.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import sys
 from typing import Any
 
 HIDDEN = "HPSTAGE_NO_ACCELERATOR"
-"""Environment variable of processes that must use no such device, as an empty ``CUDA_VISIBLE_DEVICES`` for CUDA."""
+"""Environment variable that hides the other accelerator from a process, as an empty ``CUDA_VISIBLE_DEVICES`` hides
+CUDA."""
 
 
 def other() -> str | None:
-    """Return the type of the devices that are not CUDA's, or ``None`` if there are none, or torch is not imported.
+    """Return the type of the accelerator other than CUDA; ``None`` if there is none, or if torch is not imported.
 
-    torch 2.5 has no word for it, and so none is used.
+    torch 2.5 lacks ``torch.accelerator``. With this version, only CUDA is used.
     """
     torch: Any = sys.modules.get("torch")
     return _found(torch.accelerator) if hasattr(torch, "accelerator") else None
@@ -39,20 +41,20 @@ def _modules() -> dict[str, Any]:
 
 
 def _has_begun(module: Any) -> bool:
-    """Whether the accelerator's generators exist; if this cannot be known, they are assumed to exist from the start."""
+    """Return whether the accelerator's generators exist. If this is unknown, they are assumed to exist."""
     return bool(getattr(module, "is_initialized", lambda: True)())
 
 
 def seed(key: int, *, early: bool) -> None:
-    """Key the accelerators' generators. ``early``: also before one is used, for which the key is queued: not at each
-    step, since the queue would grow."""
+    """Seed the accelerators' generators with ``key``. If ``early`` is set, also seed accelerators that are not used
+    yet: torch queues the seed. This must not be done at each step, since the queue would grow."""
     for module in _modules().values():
         if _has_begun(module) or (early and getattr(module, "is_available", lambda: True)()):
             getattr(module, "manual_seed_all", module.manual_seed)(key)
 
 
 def states() -> dict[str, list[Any]]:
-    """Return the states of their generators by type, a tensor for each device that torch has begun to use."""
+    """Return the states of the generators by type of accelerator, for the types in use: one tensor per device."""
     begun = {name: module for name, module in _modules().items() if _has_begun(module)}
     return {
         name: list(module.get_rng_state_all()) if hasattr(module, "get_rng_state_all") else [module.get_rng_state()]
@@ -71,7 +73,7 @@ def restore(found: dict[str, list[Any]]) -> None:
 
 
 def synchronize(device: Any) -> None:
-    """Wait until a ``torch.device`` of any type has finished, before time is measured."""
+    """Wait until a ``torch.device`` of any type has finished its work, before time is measured."""
     if device.type == "cuda":
         sys.modules["torch"].cuda.synchronize(device)
     elif device.type == other():

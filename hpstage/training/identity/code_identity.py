@@ -1,13 +1,13 @@
 """Code identity: a digest of the code that trains, which changes with the code but not with its comments.
 
-It covers the code that training reaches, as loaded in this process, whatever its files say by now: the methods of a
-class and of its user-defined bases, and the functions, classes and constants that they name, transitively through the
-user's own modules. A module that is used as a whole (``getattr(nets, name)``) counts with all its contents. So does
-the module of code that looks names up by strings (``globals()``, ``eval``, ``__subclasses__``), and its package if it
-imports modules by such names. What a module does to libraries when it is imported counts as it is written. The rest of
-a script (the search space, the study) does not count; of a script that counts as a whole, its code does, but not what a
-run has created. Libraries count by name and version of the package. An object in a global that can be neither digested
-nor pickled counts by its class.
+It covers the code that training reaches, as it was loaded in this process, even if its files have been edited since:
+the methods of a class and of its user-defined bases, and the functions, classes and constants that they name,
+transitively through the user's own modules. A module that is used as a whole (``getattr(nets, name)``) counts with all
+its contents. So does the module of code that looks names up by strings (``globals()``, ``eval``, ``__subclasses__``),
+and its package if it imports modules by such names. Statements by which a module changes libraries when it is imported
+count by their source. The rest of a script (the search space, the study) does not count. If a script is used as a
+whole, its code counts, but not the objects that a run has created. Libraries count by name and version of the package.
+An object in a global that can be neither digested nor pickled counts by its class.
 
 The digest is the entry ``code`` of the workload's description (``environment.py``), which is hashed into the
 key of every state (``plan/keys.py``). So an edit gives all states other keys: a search without ``store=`` starts a new
@@ -43,14 +43,15 @@ class Identity:
     """The identity of the code that trains.
 
     Attributes:
-        described: ``trainable`` (name), ``code``, and where there are any ``attributes`` and ``data version``.
+        described: ``trainable`` (name) and ``code``; if present, also ``attributes``, ``defaults`` and ``data
+            version``.
         loaded: digests of each function, class and module as loaded here, and versions of packages, by name; used to
             find out what differs between two processes.
         packages: import names of the libraries that the code names.
         nbytes: size of the tensors and arrays in attributes, and in globals and closures of the code.
         paths: possible paths of files that the code reads by names written in it.
         sources: files of modules that count by all of their code, imported or not.
-        reads_own_defaults: whether the code seems to read the trainable's ``defaults``, which are then part of it.
+        reads_own_defaults: whether the code seems to read the trainable's ``defaults``, which then belong to the code.
     """
 
     described: dict[str, str]
@@ -63,7 +64,7 @@ class Identity:
 
 
 class StandsFor:
-    """Base of wrappers of a user's object, ``subject``, whose identity counts."""
+    """Base class of objects that wrap a user's object, ``subject``. Their identity is that of ``subject``."""
 
     subject: object
 
@@ -72,8 +73,9 @@ def identify(obj: object, patched: Iterable[tuple[str, Any]] | None = None) -> I
     """Return the identity of a trainable's code as loaded in this process.
 
     ``obj`` is the user's object or function, or the result of :func:`~hpstage.training.trainables.as_trainable`. A
-    stated ``version`` replaces the code and attributes that have no digest; other attributes always count.
-    ``patched``: what :func:`~hpstage.training.code.patches.standing` has found, which takes tens of milliseconds.
+    stated ``version`` replaces the code and the attributes without a digest; other attributes always count. ``patched``
+    is the result of :func:`~hpstage.training.code.patches.standing`; without it, that function is called, which takes
+    tens of milliseconds.
 
     Raises:
         UsageError: an attribute can be neither digested nor pickled, or a module that counts as a whole was edited
@@ -182,9 +184,10 @@ def _bounded(loaded: Mapping[str, str]) -> dict[str, str]:
 
 
 def origin_of(trainable: object) -> tuple[str, str]:
-    """Return the trainable, or its class, as a command line names it, and the folder that this name starts from.
+    """Return the name by which a command line refers to the trainable, or to its class, and the folder to which this
+    name is relative.
 
-    Both are empty if no name leads to it: it was defined in a notebook or in a function, or its class is a library's.
+    Both are empty if there is no such name: it was defined in a notebook or in a function, or its class is a library's.
     """
     if isinstance(trainable, StandsFor):
         trainable = trainable.subject

@@ -15,7 +15,7 @@ _REFERENCE = re.compile("\0(\\d+)\0")
 class Entity:
     """A function, class or module, described by ``lines``, in which ``\\0number\\0`` refers to another entity.
 
-    ``outer`` describes what it refers to by name, which may be something else, or absent, in another process.
+    ``outer`` describes the objects that it refers to by name; in another process, they may be others, or be missing.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Entities:
         ]
 
     def _refined(self) -> list[str]:
-        """Return marks that differ for entities of one name that differ in themselves or in what they name.
+        """Return marks that differ for entities of the same name if they, or the entities that they refer to, differ.
 
         This is the refinement of colours by Weisfeiler and Leman (1968).
         """

@@ -1,5 +1,5 @@
-"""A description of what decides bits in this process, and of what it would train; and that of a workload, which has
-both, from which its key is hashed (:func:`hpstage.plan.keys.workload_key`)."""
+"""Describes everything in this process that decides bits, and the trainable. Both make up the description of a
+workload, whose hash is the workload's key (:func:`hpstage.plan.keys.workload_key`)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CHOICE = f"environment:{AUTO} "
 def describe(trainable: Trainable) -> Environment:
     """Describe the environment of the process that will train, and pin its numerical libraries to one thread.
 
-    A trainable adds to it by ``describe_environment()`` (a dict of short strings) and ``describe_data()``.
+    A trainable adds entries by ``describe_environment()`` (a dict of short strings) and ``describe_data()``.
     """
     settings.refuse_modes()
     inputs, watch = inputs_of(trainable), Watch()
@@ -40,7 +40,7 @@ def describe(trainable: Trainable) -> Environment:
 
 def _describe(trainable: Trainable, inputs: Inputs, watch: Watch) -> Environment:
     see_data = getattr(trainable, "see_data", None)
-    # What is in libraries is looked up once, after the data were created: it takes a tenth of a second.
+    # Libraries are searched for patches once, after the data were created: it takes a tenth of a second.
     patched = [] if see_data is not None else [*standing()]
     before = identify(trainable, patched)
     described = {
@@ -48,7 +48,7 @@ def _describe(trainable: Trainable, inputs: Inputs, watch: Watch) -> Environment
         "machine": platform.machine(),
     }
     threads.pin(before.packages)
-    # Regardless of whether it is imported here already: workers with different pasts must agree.
+    # Even if NumPy is not imported yet: workers with different pasts must agree.
     described["numpy"] = importlib.metadata.version("numpy")
     described |= threads.describe(before.packages)
     described |= settings.described(())
@@ -60,9 +60,10 @@ def _describe(trainable: Trainable, inputs: Inputs, watch: Watch) -> Environment
         described |= trainable.describe_environment()
     if hasattr(trainable, "describe_data"):
         described["data"] = trainable.describe_data()
-    # Creating the data set may have set globals and patched libraries; in a process that has trained before, it has.
+    # Identify again: creating the data set may have set globals and patched libraries. In a process that has trained
+    # before, this happened earlier.
     after = identify(trainable, patched := [*standing()]) if see_data is not None else before
-    if more := after.packages - before.packages:  # those that only patches name
+    if more := after.packages - before.packages:  # packages that only patches name
         threads.pin(more)
         described |= threads.describe(after.packages)
     if (take_patches := getattr(trainable, "take_patches", None)) is not None:
@@ -70,7 +71,7 @@ def _describe(trainable: Trainable, inputs: Inputs, watch: Watch) -> Environment
     contents = None
     if see_data is not None and "data version" not in after.described:
         contents = see_data()
-    # What was read to make data that are digested is in their digest.
+    # Files that were read to create data count by the digest of the data, if the data are digested as a whole.
     inputs.take(watch, reads=contents is not None and not contents.whole)
     inputs.keyed |= before.sources | after.sources
     remarks: list[str] = []
@@ -85,7 +86,7 @@ def _describe(trainable: Trainable, inputs: Inputs, watch: Watch) -> Environment
     return Environment(
         {name: str(text) for name, text in described.items()},
         identity=after.described,
-        # As before the data, which set other values in each process; only after them are patches known.
+        # Values from before the data were created, since that may set others in each process; patches from after it.
         loaded=after.loaded | before.loaded,
         remarks=remarks,
         warnings=warnings,
@@ -93,8 +94,8 @@ def _describe(trainable: Trainable, inputs: Inputs, watch: Watch) -> Environment
 
 
 def files_of(subject: object) -> DataFiles:
-    """Return the files named by attributes of the object and of those of its classes that are the user's, and by the
-    arguments that a ``functools.partial`` holds."""
+    """Return the files named by attributes of the object and of its user-defined classes, and by the arguments of a
+    ``functools.partial``."""
     files = DataFiles()
     while isinstance(subject, functools.partial):
         files.look_at((subject.args, subject.keywords))
@@ -121,7 +122,7 @@ def described_by(environment: Environment, identity: Mapping[str, str], *, shari
     """Return the description of a workload.
 
     Args:
-        identity: of the trainable's code and attributes.
+        identity: the identity of the trainable's code and attributes.
         sharing: whether trials share equal beginnings.
     """
     described = {**identity, "sharing": "on" if sharing else "off"}
@@ -134,8 +135,8 @@ def is_open(described: Mapping[str, str]) -> bool:
 
 
 def candidates(described: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return a workload's description under each step backend that the workers have, by the backend's name. The given
-    description leaves that choice open (:func:`is_open`)."""
+    """Return a workload's description with each step backend that the workers have, by the backend's name.
+    ``described`` leaves that choice open (:func:`is_open`)."""
     common = {name: text for name, text in described.items() if not name.startswith(_CHOICE)}
     found: dict[str, dict[str, str]] = {}
     for name, text in described.items():

@@ -1,5 +1,5 @@
-"""Digests of the contents of data files; large files, and large numbers of files, are sampled. And files that code
-reads by a name written in it or held by a global: initial weights of a model, tables."""
+"""Digests of the contents of data files, where large files and large numbers of files are sampled; and the paths of
+files that code reads, if they are literals or globals: initial weights of a model, tables."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ WHOLE = 64 << 20
 _TOGETHER = 512 << 20  # total size of the files that count by all of their content
 _BLOCKS, _BLOCK = 64, 64 << 10  # blocks of a larger file, which count with its size and time
 _LISTED = 256
-"""Number of files of a longer list whose content is read; the others count by their names."""
+"""Number of files in a longer list whose content is read; the others count by their names."""
 _LONGEST_PATH = 1024
-# Files that training writes rather than reads, and code, which counts as such.
+# Suffixes of files that training writes rather than reads, and of code, which counts in its own digest.
 _NO_DATA = frozenset((".log", ".out", ".err", ".lock", ".pid", ".tmp", ".py", ".pyc", ".so"))
 
 _known: dict[tuple[int, int, int, int, bool], str] = {}
@@ -52,7 +52,7 @@ class DataFiles:
         return sorted({os.path.basename(path) for path in self._texts})
 
     def text(self, path: str) -> str | None:
-        """Return name and content digest to replace a path in the value that holds it; ``None`` if it names no data.
+        """Return the text that replaces a path in a value: name and digest of the file; ``None`` if it is no data file.
 
         A folder counts by its name: its content may belong to another study, or be written while this one runs.
         """
@@ -80,7 +80,7 @@ class DataFiles:
         return self._texts[place]
 
     def listed(self, values: Sequence[Any]) -> str | None:
-        """Return a digest of a long list of paths, or of tuples that hold one each; ``None`` for other lists."""
+        """Return a digest of a long list of paths, or of tuples with one path each; ``None`` for other lists."""
         first = _path_in(values[0])
         if first is None or self.text(str(first)) is None:
             return None
@@ -121,10 +121,10 @@ def _path_in(value: object) -> object:
 
 
 def content_of(path: str) -> str | None:
-    """Return a digest of a file; ``None`` if it is not a regular one.
+    """Return a digest of a file; ``None`` if it is not a regular file.
 
     Raises:
-        OSError: there is none, or it cannot be read.
+        OSError: the file does not exist, or cannot be read.
     """
     found = os.stat(path)
     return _content(path, found, found.st_size <= WHOLE) if stat.S_ISREG(found.st_mode) else None
@@ -156,8 +156,8 @@ _WRITING = re.compile(r"[rbt]*[wax+][bt+]*")  # modes of open()
 def paths_read(code: CodeType, names: Mapping[str, Any]) -> Iterator[str]:
     """Yield strings that may be paths of files read by ``code`` and the code nested in it.
 
-    Files that training writes are not inputs: where code also writes files, only statements that do nothing but read
-    count, and no path that another statement writes, such as that of a checkpoint to resume from.
+    Files that training writes are not inputs. If code also writes files, only statements that read and do not write
+    count, and paths that other statements write do not, such as the path of a checkpoint to resume from.
 
     Args:
         code: code of a function.
@@ -175,7 +175,7 @@ def paths_read(code: CodeType, names: Mapping[str, Any]) -> Iterator[str]:
 
 
 def found_at(path: str, names: Mapping[str, Any]) -> str:
-    """Return the path, or if it does not exist, that of a file of this name next to the code that names it."""
+    """Return the path of an existing file: the path itself, else the same path relative to the folder of the code."""
     next_to_code = os.path.join(os.path.dirname(names.get("__file__") or ""), path)
     return next_to_code if not os.path.exists(path) and os.path.exists(next_to_code) else path
 

@@ -1,7 +1,8 @@
-"""Inputs: files and variables that training reads and that are not part of the workload's key, by name and content.
+"""Inputs: files and environment variables that training reads and that are not part of the workload's key, by name and
+content.
 
-The key must be known before anything is trained. So these inputs are reported once they were read, recorded with the
-plan, and compared before a later call builds on it.
+The key must be known before anything is trained. So these inputs are reported after they were read, recorded with the
+plan, and compared before a later call uses the plan's states.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ FILE, FOLDER, VARIABLE, ARGUMENTS = "file ", "folder ", "variable ", "arguments 
 MODULE = "module "
 """Prefix of the names of the user's modules that training has loaded without the code naming them."""
 SHARED = "shared "
-"""Prefix of the names of files that steps have written and later ones read."""
+"""Prefix of the names of files that a step has written and a later step has read."""
 MORE = "more"
-"""The name of all files beyond those whose content is compared."""
+"""The name that stands for all inputs after the first ``_MOST``."""
 _HOME = "~"
-# Set for each worker, to its device.
+# Variables that differ between workers: each has its own device.
 _WORKERS = frozenset(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"))
 _BYTE = re.compile(r"\\u(dc[89a-f][0-9a-f])")
-"""A byte of a file's name that is not UTF-8, as it is written."""
+"""A byte of a file's name that is not UTF-8, in the form that :func:`writable` gives it."""
 _LOOKS = 3
-"""Number of times that open files are looked for: files are held open from the start, or not for long."""
+"""Number of times that open files are listed: files that stay open are opened early."""
 _MOST = 1000
 """Number of files whose content is compared."""
 
 
 class Inputs:
-    """The inputs of one trainable: what its code reads within this context, unless a ``data_version`` is stated; and
-    modules that it loads, unless a ``version`` is.
+    """The inputs of one trainable. Within this context, files and variables that its code reads are recorded, unless it
+    states a ``data_version``; and modules that it loads, unless it states a ``version``.
 
     Attributes:
         keyed: files whose content is part of the workload's key.
@@ -56,8 +57,8 @@ class Inputs:
         self._are_data = getattr(self._subject, "data_version", None) is None
         self._is_code = getattr(self._subject, "version", None) is None
         self._watch = Watch() if self._are_data or self._is_code else None
-        self._path = [*sys.path]  # training may extend it: a name found by that would not be found before
-        self._looked_at = 0  # number of the files read that were
+        self._path = [*sys.path]  # as it is before training extends it
+        self._looked_at = 0  # number of files in `read` already processed
         self._looks, self._held = _LOOKS, held_open()
         self._known: set[str] = set()
         self.keyed: set[str] = set()
@@ -77,7 +78,7 @@ class Inputs:
             self._watch.begin_step(first=first)
 
     def take(self, watch: Watch, *, reads: bool) -> None:
-        """Add inputs that were read elsewhere, or without ``reads`` only files that were written."""
+        """Add the inputs that another watch has recorded; without ``reads``, only files written and variables set."""
         if self._watch is None or not self._are_data:
             return
         read = ("read", "updated", "folders", "variables", "arguments") if reads else ()
@@ -116,7 +117,7 @@ class Inputs:
                 yield MODULE + name if name else FILE + self._shown(place), digest
 
     def _names(self, watch: Watch) -> Iterator[str]:
-        """Yield names of what was read and not written."""
+        """Yield names of inputs that were read and not written."""
         held = set[str]()
         if self._looks:
             self._looks -= 1
@@ -137,7 +138,7 @@ class Inputs:
         yield from (ARGUMENTS + name for name in watch.arguments)
 
     def _shown(self, path: str) -> str:
-        """Return a path in words that mean the same in another checkout, and for another user."""
+        """Return a path in a form that stays valid in another checkout, and for another user."""
         if not os.path.isabs(path):
             return os.path.normpath(path)
         home = os.path.expanduser(_HOME)
@@ -150,8 +151,8 @@ class Inputs:
         return os.path.expanduser(shown)
 
     def _digest(self, name: str) -> str | None:
-        """Return the digest of an input; ``None`` for what has no content, such as a pipe."""
-        name = _BYTE.sub(lambda written: chr(int(written[1], 16)), name)  # as it was before writable()
+        """Return the digest of an input; ``None`` if it has no content, as a pipe."""
+        name = _BYTE.sub(lambda written: chr(int(written[1], 16)), name)  # undo writable()
         if name == MORE or name.startswith(SHARED):
             return name  # no content is compared
         if name.startswith(VARIABLE):
@@ -181,7 +182,7 @@ def plain(name: str) -> str:
 
 
 def _is_within(place: str, folders: Container[str]) -> bool:
-    """Whether a path, or a folder above it, is one of these."""
+    """Return whether a path, or a folder above it, is in ``folders``."""
     while place not in folders:
         place, below = os.path.dirname(place), place
         if place == below:
@@ -193,8 +194,8 @@ _all: WeakKeyDictionary[object, Inputs] = WeakKeyDictionary()
 
 
 def inputs_of(trainable: object) -> Inputs:
-    """Return the inputs of a trainable, the same ones for each call in a process."""
+    """Return the inputs of a trainable: the same object for all calls in a process."""
     try:
         return _all.setdefault(trainable, Inputs(trainable)) if trainable not in _all else _all[trainable]
     except TypeError:
-        return Inputs(trainable)  # it has no room for a weak reference
+        return Inputs(trainable)  # weak references to it are not possible

@@ -1,4 +1,4 @@
-"""Paths of files, written in the same way wherever the code is checked out."""
+"""Paths of files in a form that does not depend on where the code is checked out."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ CODE = "<code>"
 
 
 def folder_of(target: object) -> str:
-    """Return the folder that holds a class's or function's code: that of its script, or of its top-level package.
+    """Return the folder that contains the script, or the top-level package, of a class or function.
 
-    Code that was sent by value to another host is considered to be where it was written. Empty if that is unknown.
+    For code that was sent by value to another host, this is the folder where it was written. Empty if unknown.
     """
     while not isinstance(target, type | FunctionType):
         inner = getattr(target, "__func__", None) if isinstance(target, MethodType) else getattr(target, "func", None)
@@ -22,7 +22,7 @@ def folder_of(target: object) -> str:
     code = _code(target)
     module = (code or target).__module__
     file: str | None = getattr(sys.modules.get(module), "__file__", None)
-    if code is not None:  # sent by value, it knows the file of its module, not that of the code
+    if code is not None:  # code sent by value has only its module's file in its globals
         file = code.__globals__.get("__file__", file)
     if code is not None and not code.__code__.co_filename.startswith("<"):
         file = code.__code__.co_filename
@@ -38,7 +38,7 @@ def folder_above(file: str, module: str) -> str:
 
 
 def _code(target: type | FunctionType) -> FunctionType | None:
-    """Return a function that was written where a class or function was, not one that wraps it."""
+    """Return a function from the module that defines a class or function, not one that wraps it."""
     members = vars(target).values() if isinstance(target, type) else [target]
     functions = [unwrap(member) for member in members if isinstance(member, FunctionType)]
     own = (each for each in functions if isinstance(each, FunctionType) and each.__module__ == target.__module__)
@@ -46,9 +46,9 @@ def _code(target: type | FunctionType) -> FunctionType | None:
 
 
 def from_code(path: str | PurePath, folder: str) -> str | None:
-    """Return an absolute path as one relative to the folder of the code, if it is in it or next to it.
+    """Return an absolute path relative to the folder of the code, if it is in that folder or in its parent.
 
-    Next to it, since code is often in a folder ``src`` next to one of data.
+    The parent counts because code is often in a folder ``src`` next to a folder of data.
     """
     text = str(path)
     if not folder or not os.path.isabs(text) or "\0" in text:

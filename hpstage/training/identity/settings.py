@@ -29,7 +29,7 @@ _UNREADABLE = object()
 
 
 def read_all() -> dict[str, Any]:
-    """Return the settings that can be read now: of two that decide the same, one may be unreadable."""
+    """Return the settings that can be read now. Of two settings with the same effect, one may be unreadable."""
     return _read(_all(*_imported()))
 
 
@@ -39,8 +39,8 @@ def _read(settings: Mapping[str, Setting]) -> dict[str, Any]:
 
 
 def write_all(settings: Mapping[str, Any]) -> None:
-    """Set the settings that differ here and are known here. One setting may change others: each is read just before it
-    is set, and all are set twice.
+    """Set those of the given settings that this process knows and that differ in it. One setting may change others:
+    each is read just before it is set, and all are set twice.
 
     Raises:
         RuntimeError: a setting cannot be set. The message names it.
@@ -55,20 +55,20 @@ def write_all(settings: Mapping[str, Any]) -> None:
 
 
 def settings_here(libraries: Collection[str]) -> dict[str, Any]:
-    """Return the settings that decide bits, as they are here: Python's, NumPy's, and those of ``libraries``, among
-    ``torch`` and ``jax``, as far as they are imported."""
+    """Return this process's settings that decide bits: Python's, NumPy's and those of ``libraries`` (``torch``,
+    ``jax``), as far as these are imported."""
     settings = _all(*(name for name in _imported() if name in ("numpy", *libraries)))
     return _read({name: setting for name, setting in settings.items() if name not in _OF_PLACE})
 
 
 def described(libraries: Collection[str]) -> dict[str, str]:
-    """Describe those of :func:`settings_here` that are not off."""
+    """Describe the settings of :func:`settings_here`, except those that are off."""
     return {f"setting {name}": str(value) for name, value in settings_here(libraries).items() if value not in _OFF}
 
 
 def described_jax() -> dict[str, str]:
-    """Describe JAX's version, device and settings, and on a CPU the threads among which it divides what it computes:
-    their number is that of the cores, and cannot be set once JAX is in use."""
+    """Describe JAX's version, device and settings, and on a CPU the number of its threads: it is the number of cores,
+    and cannot be changed once JAX is in use."""
     import jax
 
     device = jax.devices()[0]
@@ -83,20 +83,20 @@ def described_jax() -> dict[str, str]:
 
 
 def refuse_modes() -> None:
-    """Check that no mode of torch is open between two steps but that of the default device, nor ``torch.autocast``. All
-    that torch does goes through an open mode, also what happens there: it would count how often a state is kept.
+    """Check that between two steps, neither ``torch.autocast`` nor any mode of torch except that of the default device
+    is open. An open mode sees every call of torch, also those made to save a state between steps.
 
     Raises:
-        StateError: one is open. The message names it.
+        StateError: a mode is open. The message names it.
     """
     library: Any = sys.modules.get("torch")
     if library is None:
         return
-    library.autocast_increment_nesting()  # nothing reads how many are open
+    library.autocast_increment_nesting()  # the depth can be read only by changing it
     if library.autocast_decrement_nesting():
         raise StateError(
-            "torch.autocast is open between two steps: it keeps casts of weights as they were at first, which no other "
-            "process has. Enter it in a step, as `with torch.autocast(...):` around what makes the loss"
+            "torch.autocast is open between two steps: the casts of weights that it keeps are in no state. Enter it in "
+            "each step: `with torch.autocast(...):` around the computation of the loss"
         )
     core = library._C
     functions = core._len_torch_function_stack()
@@ -108,8 +108,8 @@ def refuse_modes() -> None:
         if not _is_of_device(mode):
             kind = type(mode)
             raise StateError(
-                f"{kind.__module__}.{kind.__qualname__}, a mode of torch, is open between two steps, so that all "
-                f"that torch does there goes through it, too, which no other process repeats. Enter it in a step, as "
+                f"{kind.__module__}.{kind.__qualname__}, a mode of torch, is open between two steps. The calls of "
+                f"torch that it sees there differ between processes. Enter it in each step: "
                 f"`with {kind.__name__}(...):` in loss() or update()"
             )
 
@@ -198,7 +198,8 @@ def _attribute(owner: Any, name: str) -> Setting:
 
 
 def _default_device() -> Any:
-    """Return the device for new tensors, which is a mode of the thread; ``None`` if none was set."""
+    """Return the default device for new tensors, which torch keeps as a mode of the thread; ``None`` if it is not
+    set."""
     core: Any = sys.modules["torch"]._C
     for index in reversed(range(core._len_torch_function_stack())):
         mode = core._get_function_stack_at(index)
@@ -211,7 +212,7 @@ def _set_default_device(device: Any) -> None:
     library: Any = sys.modules["torch"]
     others = _taken_off(library._C)
     library.set_default_device(None)
-    _taken_off(library._C)  # what had been entered by hand before
+    _taken_off(library._C)  # device modes that code has entered itself
     for mode in others:
         library._C._push_on_torch_function_stack(mode)
     library.set_default_device(device)
@@ -241,7 +242,7 @@ def _set_saved(library: Any, hooks: Any) -> None:
 
 
 def _of_numpy(library: Any) -> str | None:
-    """Return the name of NumPy's global generator, if code has put another in place of the usual one."""
+    """Return the name of NumPy's global bit generator if code has replaced the usual one, else ``None``."""
     name = type(library.get_bit_generator()).__name__  # its state would copy hundreds of numbers at each survey
     return None if name == _MERSENNE_TWISTER else name
 

@@ -1,6 +1,6 @@
-"""Pinning numerical libraries to one thread, since the number of threads decides the bits of sums; describing them.
+"""Pins numerical libraries to one thread, since the number of threads decides the bits of sums, and describes them.
 
-Besides the number of threads, the kernels that such a library selects for the processor decide bits.
+The kernels that such a library selects for the processor also decide bits.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _of_threads: Any = None
 def pin(packages: Collection[str]) -> None:
     """Limit each library, loaded now or later, to one thread, in this thread and those started later.
 
-    ``packages`` are named by the training code. Their libraries are loaded first: whether they already were is
-    arbitrary.
+    ``packages`` are the packages that the training code names. Their libraries are loaded first, so that the result
+    does not depend on whether they already were.
     """
     global _of_threads
     from threadpoolctl import ThreadpoolController
@@ -77,7 +77,8 @@ def describe(packages: Collection[str]) -> dict[str, str]:
     for library in threadpool_info():
         parts = Path(library["filepath"]).parts
         owner = next((name for name in ("numpy", "scipy") if {name, f"{name}.libs"} & set(parts)), None)
-        # Bundled with another package, which may or may not be imported here. Shared libraries are in no package.
+        # Skip libraries that are bundled with other packages, since these may or may not be imported here. Shared
+        # libraries of the system are in no package.
         if library["user_api"] != "blas" or (owner is None and {"site-packages", "dist-packages"} & set(parts)):
             continue
         if owner == "scipy" and not _uses_scipy(packages):

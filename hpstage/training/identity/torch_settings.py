@@ -1,8 +1,8 @@
 """The process-wide settings of the installed torch, found where torch sets them rather than listed.
 
-Each setting of ``torch.backends`` and its like ends in a function ``torch._C._set_X`` with one next to it that reads X;
-the few that Python keeps are global names that a function ``set_x`` assigns. A setting may be unreadable: the older
-functions for the precision of matmuls raise once the newer ones were used. Then those decide.
+Most settings, such as those of ``torch.backends``, are set by a function ``torch._C._set_X`` and read by its
+counterpart. A few are kept in Python, as global names that a function ``set_x`` assigns. A setting may be unreadable:
+the older functions for the precision of matmuls raise once the newer ones were used. Then the newer settings decide.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Setting = tuple[Callable[[], Any], Callable[[Any], None]]
 
 _PLAIN = (bool, int, float, str)
 _APART = frozenset(("deterministic_algorithms", "thread_name", "torch_function_state", "tracing_state"))
-"""What has more to it than one value, and what is not a setting."""
+"""Names to leave out: settings of more than one value, and functions that set something else."""
 _IN_PYTHON = ("torch.backends", "torch.__future__")
-"""The packages whose settings Python keeps."""
+"""The packages whose settings are kept in Python."""
 
 
 def torch_settings(library: Any) -> dict[str, Setting]:
@@ -34,7 +34,7 @@ def read(ask: Callable[[], Any]) -> Any:
     """Return the value of a setting, as plain values.
 
     Raises:
-        RuntimeError: it cannot be read.
+        RuntimeError: the setting cannot be read.
     """
     value = ask()
     if type(value) in _PLAIN:
@@ -45,7 +45,7 @@ def read(ask: Callable[[], Any]) -> Any:
 
 
 def _precisions(library: Any) -> Iterator[tuple[str, Setting]]:
-    """Yield the precision of 32-bit floats by library and operation, of torch 2.9 and later."""
+    """Yield the settings for the precision of 32-bit floats, by library and operation (torch 2.9 and later)."""
     core = library._C
     ask = getattr(core, "_get_fp32_precision_getter", None)
     if ask is None:
@@ -109,7 +109,7 @@ def _of_python() -> Iterator[tuple[str, Setting]]:
 
 def _assign(module: Any, name: str, value: Any) -> None:
     if hasattr(module, "m"):
-        vars(module).pop(name, None)  # set on the object in place of the module, which it hides
+        vars(module).pop(name, None)  # an attribute of the object that stands for the module would hide the name
     vars(getattr(module, "m", module))[name] = value
 
 
@@ -118,5 +118,5 @@ def _backends() -> list[Any]:
 
 
 def _members(module: Any) -> dict[str, Any]:
-    """Return what a module has, and its class, which in ``torch.backends`` is one of its own."""
+    """Return the attributes of a module and of its class; modules in ``torch.backends`` have classes of their own."""
     return {**vars(getattr(module, "m", module)), **vars(type(module))}

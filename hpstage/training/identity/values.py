@@ -36,7 +36,8 @@ NOT_STATE = ("hp", "version", "data_version")
 
 
 def is_recorded_elsewhere(name: str, value: object) -> bool:
-    """Whether an attribute of a trainable is one of these, or its ``defaults``, which are recorded in the plan."""
+    """Return whether an attribute of a trainable is in :data:`NOT_STATE`, or is its ``defaults``, which the plan
+    records."""
     return name in NOT_STATE or (name == "defaults" and isinstance(value, Mapping))
 
 
@@ -47,7 +48,7 @@ _BLOCKS, _BLOCK = 256, 64 << 10
 _HANDLES = (io.IOBase, type(threading.Lock()), type(threading.RLock()), BaseException, weakref.ref)
 """Classes written in C whose instances have no content of their own."""
 _MADE_OF = {"_struct.Struct": "format", "torch.finfo": "dtype", "torch.iinfo": "dtype"}
-"""Classes written in C whose instances never change and cannot be pickled, with the attribute that decides."""
+"""Classes in C whose instances never change and cannot be pickled, with the attribute that distinguishes instances."""
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 _OF_ENUM = frozenset(("_value_", "_name_", "_sort_order_", "__objclass__"))
 _LONG_NUMBER = re.compile(r"\d{9,}")
@@ -55,20 +56,20 @@ Refer = Callable[[object], str]
 
 
 class Values:
-    """Values as strings. A value without a digest is ``None``, or in lenient mode counts by its class.
+    """Converts values to strings. A value without a digest gives ``None``, or in lenient mode the string of its class.
 
     Args:
         refer: returns the string for code, and for objects that count by their code.
         with_functions: adds to a string the user's functions that an object was built from.
         files: if given, paths count by the files that they name.
-        within: objects that are not looked into.
+        within: objects whose content is not visited.
 
     Attributes:
         nbytes: size of the digested tensors and arrays.
         sampled: whether only parts of some were digested.
-        folder: that of the user's code, if it is known. Paths in it count from there.
-        opaque: those of them that are written in C, whose content may decide training.
+        folder: the folder of the user's code, if known. Paths in it are written relative to it.
         undigested: classes of the objects that have no digest and count by their class.
+        opaque: those classes in ``undigested`` that are written in C and whose content may decide training.
     """
 
     def __init__(
@@ -89,12 +90,13 @@ class Values:
         self._files = files
         self._lenient = True
         self._held: list[object] = list(within)  # keeps ids unique
-        self._open: set[int] = {id(one) for one in self._held}  # being written; may refer to themselves
+        self._open: set[int] = {id(one) for one in self._held}  # ids of objects being converted
         self._texts: dict[tuple[int, bool], str | None] = {}
 
     @contextmanager
     def counting(self, *, lenient: bool) -> Iterator[None]:
-        """Choose whether values without a digest count by their class or leave their container without one, too."""
+        """Set lenient mode within the context: values without a digest then count by their class; otherwise their
+        container has no digest either."""
         before, self._lenient = self._lenient, lenient
         try:
             yield
@@ -117,10 +119,10 @@ class Values:
                 found.append(f"{name}={text}")
             elif strict:
                 raise UsageError(
-                    f"{type(obj).__name__}.{name} is a {type(value).__qualname__}, which has no digest, so that it is "
-                    "not known whether two runs train the same: make it in a method from plain values (numbers, "
-                    "texts, lists, arrays, what can be pickled), or state the attribute version and change it when the "
-                    "code or this changes"
+                    f"{type(obj).__name__}.{name} is a {type(value).__qualname__}, which has no digest: two runs may "
+                    "differ in it. Make it in a method from plain values (numbers, strings, lists, arrays, objects "
+                    "that can be pickled), or state the attribute version and change it whenever the code or this "
+                    "object changes"
                 )
         return found
 
@@ -137,7 +139,7 @@ class Values:
         return text
 
     def value(self, value: Any) -> str | None:
-        """Return a value as a string, like :meth:`content` or :meth:`exact`, whichever is running."""
+        """Return a value as a string, as :meth:`content` or :meth:`exact` does, depending on the present mode."""
         if isinstance(value, Enum):
             own = {name: item for name, item in own_of(value).items() if name not in _OF_ENUM}
             return f"{self._refer(type(value))}.{value.name}{self.value(own) if own else ''}"
@@ -146,7 +148,7 @@ class Values:
         if isinstance(value, bytes) and len(value) > _LONG:
             return f"bytes {len(value)} {xxhash.xxh3_128_hexdigest(value)}"
         if type(value) is logging.Logger:
-            return "logger"  # by whatever name: where records go decides no bits
+            return "logger"  # under any name: where its records go decides no bits
         if type(value) is str:
             value = _LONG_NUMBER.sub(_without_address, as_run(value))  # such as NAME = __name__
         if type(value) in _PLAIN or (isinstance(value, tuple(_PLAIN)) and not is_users_code(type(value))):
@@ -171,7 +173,8 @@ class Values:
         return self._texts[known]
 
     def _named_file(self, value: str | PurePath) -> str | None:
-        """Return the text of a path: by content for a file, if files count; relative for one below the user's code."""
+        """Return the string for a path: by content for a file, if files count; relative to the code's folder if inside
+        it."""
         text = self._files.text(str(value)) if self._files is not None else None
         if text is not None and not text.startswith("folder "):
             return text
@@ -269,7 +272,7 @@ class Values:
             return self._joined(f"{self._refer(type(value))} {self._refer(make)}", texts)
         except UsageError:
             raise
-        except Exception:  # whatever an object that cannot be pickled raises
+        except Exception:  # an object that cannot be pickled may raise anything
             return None
 
     def _by_class(self, value: Any) -> str:
@@ -296,13 +299,14 @@ class Values:
 
 
 def _without_address(found: re.Match[str]) -> str:
-    """Leave out of a text a number by which it refers to a class, as the schemas of pydantic's models do."""
+    """Replace a number that is the id of a class, as in the schemas of pydantic's models; return other numbers as they
+    are."""
     return "address" if int(found[0]) in map(id, (object, *classes_below(object))) else found[0]
 
 
 def _hidden(value: object, state: object) -> list[tuple[str, object]]:
-    """Return the attributes that a method of the user's leaves out of a pickle. They may decide training all the same:
-    what they hold counts, as far as it has a digest."""
+    """Return the attributes that a method of the user's leaves out of a pickle. They may still decide training, so
+    their values count, as far as they have a digest."""
     methods = (getattr(type(value), name, None) for name in ("__reduce__", "__reduce_ex__", "__getstate__"))
     if not any(map(is_users_code, methods)):
         return []
@@ -319,7 +323,7 @@ def _setting(variable: ContextVar[object]) -> object:
 
 
 def without_keys(cls: type) -> tuple[str, ...]:
-    """Return the attributes of a class that decide only how fast it trains: they are not part of keys."""
+    """Return the names of a class's attributes that decide only how fast it trains. They are not part of keys."""
     found = (vars(base)["_without_keys"] for base in cls.__mro__ if "_without_keys" in vars(base))
     names: tuple[str, ...] = next(found, ())
     return names

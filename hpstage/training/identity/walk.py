@@ -1,4 +1,4 @@
-"""The walk through loaded code: functions, classes, modules and values, and what they name, as one digest."""
+"""Visits loaded code, that is functions, classes, modules, values and all that they name, and digests it."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ _IGNORED_MEMBERS = frozenset(
     )
 )
 _NAMES = ("__wrapped__", "__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
-"""What ``functools.update_wrapper`` sets."""
-# Where a module is, and how it was loaded.
+"""Attributes that ``functools.update_wrapper`` sets."""
+# Names in every module for where it is, and how it was loaded.
 _IGNORED_NAMES = frozenset(
     f"__{name}__"
     for name in ("name", "file", "path", "spec", "loader", "cached", "builtins", "package", "doc", "annotations")
@@ -69,7 +69,7 @@ class Walk:
         subject: the trainable or function, of which some attributes are recorded elsewhere, and whose ``stateless``
             names globals that do not count.
         files: if given, paths in values count by the files that they name.
-        within: objects that are not looked into.
+        within: objects whose content is not visited.
         check: whether to check that modules which count as a whole match their files.
 
     Attributes:
@@ -107,18 +107,20 @@ class Walk:
         self.names_defaults = False
 
     def patched(self, found: Iterable[tuple[str, Any]]) -> str:
-        """Visit the user's code in libraries, given by path. Return the string that represents it."""
+        """Visit the user's code in libraries, given as pairs of place and value. Return the string that represents
+        it."""
         defining = [self.refer(module) for module in operators()] if self._names_operators else []
         return "\n".join([*sorted({self._put(place, value) for place, value in found}), *defining])
 
     def _put(self, place: str, value: Any) -> str:
-        if isinstance(value, list):  # an entry of a table, which any number of modules may have under any name
+        if isinstance(value, list):  # an entry of a table, which several modules may hold under any names
             place = place[place.index("[") :]
         return f"at {place}: {self.values.content([*value.values()] if isinstance(value, dict) else value)}"
 
     def add_effects(self, *, of_script: bool = False) -> None:
-        """Include what the user's modules, of which something was visited, and those that they import, have done to
-        libraries and to the process when they were imported. A worker does not have the script."""
+        """Include the effects on libraries and on the process of importing the user's modules: those with visited code,
+        and those that they import. The script is included only if ``of_script`` is set, since a worker does not have
+        it."""
         while (names := self._modules(of_script)) != self._acting:
             self._acting = names
             for module in imported_with(names):
@@ -141,7 +143,7 @@ class Walk:
                 entity.outer.update(f"names {self.refer(code)}" for code in found.code)
 
     def add_notes(self) -> None:
-        """Include the docstrings, or the annotations, of all that was visited if code of it reads any."""
+        """Include the docstrings, or the annotations, of everything visited if any visited code reads such."""
         noted: set[int] = set()
         while new := [pair for pair in self._entities.visited() if id(pair[0]) not in noted]:
             for target, entity in new:
@@ -258,7 +260,7 @@ class Walk:
         if not isinstance(function, FunctionType):
             if wrapped is None:
                 entity.lines.add(self._with_functions("made", function))
-            if is_users_code(type(function)):  # that has taken the name of what it wraps, by update_wrapper()
+            if is_users_code(type(function)):  # a wrapper with the wrapped function's name, by update_wrapper()
                 entity.outer.add(f"of {self.refer(type(function))}")
                 self._add_attributes(entity, function, own_of(function), _NAMES)
             return
@@ -279,8 +281,8 @@ class Walk:
                 self._hold(entity, what, self.values.content(named.content), named.module, named.name)
                 if self._check and named.module and (found_here := self.values.opaque - opaque):
                     raise UsageError(
-                        f"{named.module}.{named.name} is or holds a {min(found_here)}, which has no digest, so that "
-                        f"two runs may differ in it. Make it where it is used, keep plain values, or name "
+                        f"{named.module}.{named.name} is or holds a {min(found_here)}, which has no digest: two runs "
+                        f"may differ in it. Make it where it is used, keep plain values instead, or name "
                         f"{named.name!r} in `stateless` if training does not depend on it"
                     )
         for imported in found.imported:
@@ -304,7 +306,7 @@ class Walk:
             entity.outer.update(f"subclass {self.refer(cls)}" for cls in _users_below(base))
         module = sys.modules.get(function.__module__)
         if not (found.own or found.anywhere) or module is None or vars(module) is not function.__globals__:
-            return  # no lookups, or code sent by value: what it names was sent along and counts already
+            return  # no lookups, or code sent by value, whose objects were sent along and count already
         entity.outer.add(f"in {self._module(module)}")
         if found.anywhere:
             package = module.__name__.partition(".")[0]
@@ -339,7 +341,8 @@ class Walk:
         return self._library(imported.module) if content is None else self.values.content(content)
 
     def _imported(self, imported: Imported) -> object:
-        """Return what a function imports when it runs, or ``None`` if it is not the user's or does not exist."""
+        """Return the object that a function imports when it runs; ``None`` if it is not the user's or does not
+        exist."""
         if not is_users(imported.module):
             return None
         try:
@@ -378,7 +381,8 @@ class Walk:
     def look_through_script(self) -> None:
         """Include the whole script if something that was visited uses it as a whole.
 
-        A worker does not have the script: it is sent only what the code names, which counts there as such.
+        A worker does not have the script. It receives only the objects that the code names; they count there
+        themselves.
         """
         module = sys.modules[_SCRIPT]
         if not self._names_script or module in self._entities:
@@ -422,7 +426,7 @@ class Walk:
 
 
 def _fields_of(cls: type) -> object:
-    """Return the fields by which a dataclass or named tuple is matched unless it says otherwise."""
+    """Return the default ``__match_args__`` of a dataclass or named tuple."""
     fields = vars(cls).get("__dataclass_fields__")
     if fields is None:
         return vars(cls).get("_fields")
@@ -451,9 +455,9 @@ def _is_code(value: object, depth: int = 3) -> bool:
 
 
 def _is_librarys(method: MethodType) -> bool:
-    """Return whether a method is used as a library's function, bound to its own object: ``random.shuffle``.
+    """Return whether a method is a function of a library, bound to the library's own object, as ``random.shuffle`` is.
 
-    The state of these generators differs between processes; before each step it is keyed from the seed.
+    The states of such generators differ between processes. Before each step, they are set from the seed.
     """
     module = module_of(method.__func__)
     library = None if is_users(module) else sys.modules.get(module)

@@ -1,7 +1,7 @@
 """Watches what the user's code reads from outside while it trains: files, folders, environment variables, arguments.
 
-Python notifies audit hooks of every file that it opens, by whatever function and with whatever name. A file that a C
-library opens by itself is not seen, nor is one of which only the existence is checked.
+Python notifies audit hooks of every file that it opens, by any function and under any name. A file that a C library
+opens by itself is not seen; neither is a file of which only the existence is checked.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _READ, _UPDATED, _LISTED, _WRITTEN = "read", "updated", "folders", "written"
 _SOURCE = "source"
 _VARIABLE, _EXPORTED, _ARGUMENT = "variables", "exported", "arguments"
 _WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# Packages that read source code, and what was compiled of it; and Dask's, whose threads read for themselves.
+# Packages that read source code and compiled code, and Dask's packages, whose threads read files for Dask.
 _FOR_OTHERS = frozenset(
     (
         *("importlib", "linecache", "inspect", "tokenize", "zipimport", "torch._dynamo", "torch._inductor", "triton"),
@@ -36,34 +36,34 @@ _FOR_OTHERS = frozenset(
     )
 )
 _LOADER = "importlib._bootstrap_external"
-# Parts of hpstage that read and write for themselves.
+# Parts of hpstage that read and write files of their own.
 _OURS = tuple(
     f"hpstage.{name}" for name in ("checkpoints", "store", "cluster", "execution", "training.code", "training.identity")
 )
 _SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/")
-_IN_MEMORY = "/dev/shm/"  # where it is mounted, whoever names a folder in it
+_IN_MEMORY = "/dev/shm/"  # for any code that names a folder in it
 _GRAIN = 10_000_000
 """Nanoseconds by which a modification may seem earlier than it is."""
 _MOST = 100_000
-"""Number of files that are remembered. What is read beyond is likely to be samples of a data set."""
+"""Number of files that are remembered. Further files are probably samples of a data set."""
 
 # Packages that read the command line for options of their own, such as those of a compiler.
 _OWN_ARGUMENTS = frozenset(("jax", "jaxlib"))
 
 
 class Watch:
-    """Records what the user's code reads while it is entered.
+    """Context within which the files and variables that the user's code reads are recorded.
 
     Attributes:
-        read: files, as they were named, with when they were last modified before they were read (0: absent).
+        read: files, by the names that the code uses, with their modification times before they were read (0: absent).
+        updated: files in ``read`` that were also opened for writing.
         folders: folders whose entries were listed.
-        updated: those of them that were opened for writing, too.
         written: files and folders that were written or made.
         variables: environment variables that the user's code has read.
         exported: environment variables that were set.
         arguments: ``sys.argv``, if the user's code has read arguments of the command line.
-        shared: files that the user's code has read after they were written in earlier steps, as they were named.
-        began: when it began, as modification times are given.
+        shared: files that the user's code has read after they were written in earlier steps, by the names it uses.
+        began: time at which the watch began, in the form of modification times (ns).
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Watch:
         self.exported: set[str] = set()
         self.arguments: set[str] = set()
         self.shared: set[str] = set()
-        self._first = self._step = 0  # when the first step that counts began, and the present one
+        self._first = self._step = 0  # start times of the first step that counts and of the present step
         self._now: set[str] = set()  # absolute paths of what the present step has written
         self.began = time.time_ns()
         self._before: Watch | None = None
@@ -100,9 +100,10 @@ class Watch:
         self._now.clear()
 
     def see_again(self, kind: str, path: str, place: str) -> None:
-        """Record a file that is read after steps have written it, however often: what it holds is in no state.
+        """Record a file that is read after an earlier step has written it: its content is in no state. Call this at
+        every read, since the file may have been read before it was written.
 
-        The modification time decides, since libraries in C write files of which Python learns nothing.
+        The modification time decides, since C libraries write files without Python's noticing.
         """
         if kind == _WRITTEN:
             self._now.add(place)
@@ -122,12 +123,12 @@ class Watch:
             getattr(self, kind).add(path)
 
     def knows(self, kind: str, path: str) -> bool:
-        # A source file is looked at whenever it is loaded, since its content is another once it was edited.
+        # A source file is digested each time it is loaded, since it may have been edited.
         return kind != _SOURCE and path in getattr(self, kind)
 
 
 def modified(path: str) -> int:
-    """Return when a file was modified, in nanoseconds; 0 if there is none."""
+    """Return when a file was modified, in nanoseconds; 0 if it does not exist."""
     try:
         return os.stat(path).st_mtime_ns
     except (OSError, ValueError):
@@ -137,12 +138,14 @@ def modified(path: str) -> int:
 _current: Watch | None = None
 _last: Watch | None = None
 _children = -1
-"""A file to which forked processes write what they read. It outlives its name; -1 before the hook is installed."""
+"""Descriptor of a file without a name to which forked processes write what they read; -1 before the hook is
+installed."""
 imported: dict[str, str] = {}
-"""Digests of source files that training has loaded as modules, by absolute path: later searches find them loaded."""
+"""Digests of source files that training has loaded as modules, by absolute path. They are kept because later searches
+in this process find the modules loaded already."""
 not_inputs: set[str] = set()
 """Files that this process has opened, but not for the user's code."""
-_taken = 0  # bytes of it that were read
+_taken = 0  # number of bytes of the children's file already read
 _is_child = False
 
 
@@ -168,7 +171,7 @@ def _forked() -> None:
 
 
 def of_children(watch: Watch) -> None:
-    """Add to a watch what processes that were forked during it have read."""
+    """Add to a watch the records of processes that were forked during it."""
     global _taken
     content = os.pread(_children, max(0, os.fstat(_children).st_size - _taken), _taken) if _children >= 0 else b""
     whole = content[: content.rfind(b"\n") + 1]
@@ -195,7 +198,7 @@ def held_open() -> set[str]:
             lines = [line for line in maps.read().splitlines() if "/" in line and ".so" not in line]
         # Address, permissions, offset, device, inode and path. Code is mapped as executable.
         mapped = [line.split(maxsplit=5) for line in lines]
-        # A mapping that is shared and may be written, as SQLite's index of its log, is a place of work and no input.
+        # A shared mapping that may be written, such as SQLite's index of its log, is working memory and no input.
         found |= {line[5] for line in mapped if len(line) == 6 and "x" not in line[1] and line[1][1:] != "w-s"}
     except OSError:
         return set()
@@ -203,8 +206,8 @@ def held_open() -> set[str]:
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
-    # Called for every event of the process, such as id(): what follows is for few of them. Without a caller, it is the
-    # interpreter that reads, such as the lines of an uncaught traceback.
+    # Called for every event of the process, such as id(), of which few matter. If there is no calling frame, the
+    # interpreter itself reads, for example the lines of an uncaught traceback.
     if _last is not None and event in _EVENTS and sys._getframe().f_back is not None:
         _EVENTS[event](*args)
 
@@ -253,8 +256,8 @@ def _note(kind: str, path: object) -> None:
         _note_source(watch, source_at(os.path.abspath(text)), frame)
         return
     if watch is None:
-        # What hpstage reads for itself between steps, such as a state that it fetches, may still be open while the next
-        # step is trained; as a database is that SQLite has closed while it has locks on it.
+        # A file that hpstage reads for itself between steps, such as a state that it fetches, may still be open while
+        # the next step is trained. So may a database that SQLite has closed while it holds locks on it.
         if text and kind in (_READ, _UPDATED) and len(not_inputs) < _MOST and not _for_user(sys._getframe(3)):
             not_inputs.add(os.path.abspath(text))
         return
@@ -280,14 +283,14 @@ def _note_source(watch: Watch | None, place: str, frame: FrameType | None) -> No
 
 
 def _is_loaded_as_module(frame: FrameType) -> bool:
-    """Whether the import system opens a file to run it, its source or what was compiled of it, not to show it."""
+    """Return whether the import system opens a source or bytecode file to run it, not to show it."""
     if frame.f_globals.get("__name__") != _LOADER or frame.f_code.co_name != "get_data":
         return False
     return frame.f_back is not None and frame.f_back.f_code.co_name == "get_code"
 
 
 def _record(watch: Watch, kind: str, text: str) -> None:
-    """Record something, also for the process that trains, if this is one that it has forked."""
+    """Record an access. If this process was forked by the process that trains, also send the record to that process."""
     watch.see(kind, text)
     if _is_child and "\n" not in text:
         os.write(_children, f"{kind}\t{text}\n".encode("utf-8", "surrogateescape"))
@@ -306,10 +309,12 @@ def _is_systems(path: str) -> bool:
 
 
 def _for_user(frame: FrameType | None, *, to_load: bool = False) -> bool:
-    """Whether something is read for the user's code: by it, or by a library that it or hpstage calls to train.
+    """Return whether a file is read for the user's code: by that code, or by a library that it or hpstage calls to
+    train.
 
     Args:
-        to_load: a module is. It may be loaded by another one, which is loaded by hpstage to identify code.
+        to_load: whether the file is a module being loaded. Then the user's module that imports it does not decide,
+            since hpstage may be loading that one to identify code.
     """
     for name in _callers(frame):
         if name.startswith("hpstage."):
@@ -325,7 +330,7 @@ def _for_user(frame: FrameType | None, *, to_load: bool = False) -> bool:
 
 
 def _by_user(frame: FrameType | None) -> bool:
-    """Whether the user's own code reads a variable. Libraries read their settings, which are theirs."""
+    """Return whether the user's own code reads a variable. Variables that libraries read are their own settings."""
     return of_user(next((name for name in _callers(frame) if name not in ("os", "collections.abc")), None))
 
 
@@ -339,13 +344,13 @@ def _callers(frame: FrameType | None) -> Iterator[str]:
 
 
 _copied: Iterator[bytes] = iter(())
-"""Names of the variables that are copied, if all are."""
+"""Names of the variables still to be read while all of ``os.environ`` is being copied."""
 
 
 class _Variables(dict[bytes, bytes]):
-    """The content of ``os.environ``. To copy all of it is not to read a variable."""
+    """The content of ``os.environ``, which records the variables that are read. Copying all of it does not count."""
 
-    __slots__ = ()  # it may be reached by training, and what it has attached would be part of the state
+    __slots__ = ()  # training may reach this object, and attached attributes would be part of the state
 
     def __iter__(self) -> Iterator[bytes]:
         global _copied
@@ -368,7 +373,8 @@ class _Variables(dict[bytes, bytes]):
 
 
 class _Arguments(list[str]):
-    """The content of ``sys.argv``, of which argparse and others take a slice. Its first item is not an argument."""
+    """The content of ``sys.argv``, which records that arguments are read, also by slices, as argparse does. The first
+    item is not an argument."""
 
     __slots__ = ()
 
