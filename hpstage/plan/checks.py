@@ -31,15 +31,16 @@ from hpstage.schedule.scalars import same
 FORMAT = 3
 """Version of the journal's event format. Plans in any other format are refused."""
 VERSION = "0.3.0"
-"""Version of hpstage, by which a plan knows who has written to it."""
+"""Version of hpstage, which every driver records in the plan."""
 
 
 def check(plan: SearchPlan, fact: Fact) -> None:
     """Check that a fact is consistent with the plan.
 
     Raises:
-        UsageError: a trial is added again with schedules that change its past (naming the hyperparameter).
-        StoreError: it was written in another format.
+        UsageError: a trial is added again with schedules that change its past, or a default is given another value (the
+            message names the hyperparameter).
+        StoreError: the journal has another format.
         InternalError: the fact contradicts earlier facts.
     """
     refuse = _CHECKS.get(fact.__class__)
@@ -63,13 +64,13 @@ def _added(plan: SearchPlan, fact: TrialAdded) -> None:
     if fact.steps < known.requested or schedules.keys() != before.keys():
         raise UsageError(
             f"trial {fact.trial} was trained to step {known.requested} with {', '.join(before)}; it "
-            f"cannot become one of {fact.steps} steps with {', '.join(sorted(schedules))}"
+            f"cannot become a trial of {fact.steps} steps with {', '.join(sorted(schedules))}"
         )
     for name, schedule in sorted(schedules.items()):
         if schedule.until(known.requested) != before[name].until(known.requested):
             raise UsageError(
                 f"trial {fact.trial} was trained to step {known.requested} under another schedule of {name!r}; a "
-                f"trial's past is fixed: keep the space's schedules as they were up to there"
+                f"trial's past is fixed: keep this schedule as it was up to that step"
             )
 
 
@@ -94,7 +95,7 @@ def _reached(plan: SearchPlan, fact: StateReached) -> None:
     if not node.start <= start <= step or step <= node.start:
         raise InternalError(f"steps {start} to {step} do not lie on node {fact.node}")
     if fact.kept is not None and fact.kept.key != (key := plan.key(node, step)):
-        raise InternalError(f"step {step} of node {fact.node} is the state {key}, and was kept as {fact.kept.key}")
+        raise InternalError(f"step {step} of node {fact.node} is the state {key}, but was saved as {fact.kept.key}")
 
 
 def _lost(plan: SearchPlan, fact: StateLost) -> None:
@@ -115,7 +116,7 @@ def _on_nodes(plan: SearchPlan, fact: ChainStarted | ChainProlonged) -> None:
 
 def _node(plan: SearchPlan, id: NodeId) -> Node:
     if not 0 <= id < len(plan.nodes):
-        raise InternalError(f"no node {id} in a plan of {len(plan.nodes)}")
+        raise InternalError(f"no node {id} in a plan of {len(plan.nodes)} nodes")
     return plan.nodes[id]
 
 
@@ -138,7 +139,7 @@ _CHECKS: dict[type, Callable[[SearchPlan, Any], None]] = {
 
 
 def other_format(format: int) -> str:
-    age, remedy = ("a newer", "upgrade hpstage") if format > FORMAT else ("an older", "continue with that one")
+    age, remedy = ("a newer", "upgrade hpstage") if format > FORMAT else ("an older", "continue with that version")
     return (
         f"this store was written in format {format} by {age} hpstage; this one reads format {FORMAT}: {remedy}, or "
         f"choose another store"

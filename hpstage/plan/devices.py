@@ -1,7 +1,8 @@
-"""``environment=``: which workers train a plan where they differ in devices, and thus in bits.
+"""``environment=``: which workers may train a plan if their devices, and thus the bits of their results, differ.
 
-By default all must be equal. ``"any"`` lets them differ in devices; other text (``"A100"``) selects those that have it
-in the name of their device. What a plan holds already selects those that can continue it.
+By default all workers must have equal devices. ``"any"`` permits different devices; any other text (``"A100"``) selects
+the workers whose device has it in its name. Without ``environment=``, a plan that was trained before selects the
+devices that it was trained on.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from hpstage.errors import ClusterError
 ANY = "any"
 _DEVICE = "environment:device"
 _DEVICES = ("device", "cuda", "isa", "blas", "simd", "mkldnn", "system", "jax device", "jax threads")
-"""Names of what describes devices and their libraries in an environment."""
+"""Entries of an environment's description that concern devices and their libraries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The devices on which a plan is trained: those of one kind (``text`` is empty), any, or those with ``text`` in
-    their name.
+    """The devices on which a plan may be trained: all of one kind (``text`` is empty), any (``"any"``), or those with
+    ``text`` in their name.
 
     Environments are described as by :attr:`hpstage.executor.Environment.described`.
     """
@@ -33,15 +34,15 @@ class Devices:
         return self.text == ANY
 
     def seen(self, described: dict[str, str]) -> dict[str, str]:
-        """Return the description that counts: where any device may train, without its kind. CPUs and GPUs remain
-        apart."""
+        """Return the description that is compared and hashed. If any device may train, it does not contain the kind of
+        device, but still whether it is a CPU or a GPU."""
         if not self.is_any:
             return described
         found = {name: ANY if name in _DEVICES else text for name, text in described.items()}
         return found | {"device": f"{_device(described).partition(' ')[0]} ({ANY})"}
 
     def excludes(self, described: Mapping[str, str]) -> str | None:
-        """Return why a device is not among them; ``None`` if it is."""
+        """Return why the described device is excluded; ``None`` if it is not."""
         device = _device(described)
         if not self.text or self.is_any or self.text.casefold() in device.casefold():
             return None
@@ -53,23 +54,26 @@ class Devices:
         if found and all(self.excludes(described) for described in found):
             there = ", ".join(sorted({repr(_device(described)) for described in found}))
             raise ClusterError(
-                f"no worker has a device named {self.text!r} ({self.why}): there are {there}. Start workers with that "
+                f"no worker has a device named {self.text!r} ({self.why}); they have {there}. Start workers with that "
                 f"device, or choose another store or environment="
             )
 
 
 def devices_of(given: str | None, workload: Mapping[str, str] | None) -> Devices:
-    """Return the devices of a call, given what ``environment=`` says, and the description of the workload in the store,
-    if there is one."""
+    """Return the devices of a call: those ``given`` as ``environment=``, or else those of the store's workload.
+
+    Args:
+        workload: the description of the workload in the store, if there is one.
+    """
     if given is not None:
         return Devices(given)
     workload = workload or {}
     text = ANY if are_any(workload) else workload.get(_DEVICE, "")
-    return Devices(text, "what the store holds was trained there")
+    return Devices(text, "the states in the store were trained there")
 
 
 def are_any(workload: Mapping[str, str]) -> bool:
-    """Return whether a workload is trained on any devices, given its description."""
+    """Return whether the described workload may be trained on any device."""
     return workload.get(_DEVICE, "").endswith(f" ({ANY})")
 
 

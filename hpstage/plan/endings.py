@@ -1,4 +1,4 @@
-"""Where training cannot continue: the user's code raised an exception or ended it. Pure."""
+"""The steps beyond which training cannot continue, since the user's code raised an exception or ended it. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from hpstage.plan.nodes import PlannedTrial, State
 
 
 class Endings:
-    """The steps in which the user's code ended training, which stay, and those in which it raised.
+    """The steps in which the user's code ended training or raised an exception.
 
-    Failures are kept while any driver is on the plan: concurrent drivers agree that they fail, and a later call tries
-    again.
+    Ends of training are permanent. Failures are forgotten when the last driver leaves the plan: concurrent drivers
+    agree on them, and a later call tries again.
     """
 
     def __init__(self) -> None:

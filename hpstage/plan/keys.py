@@ -3,9 +3,9 @@
 A state's key hashes the workload and the *history of values*: at which step which hyperparameter took which
 value. It depends only on the values that training has seen: not on how a schedule was written or cut, on the
 names of trials and studies, on dict order, or on ``1`` versus ``1.0``.
-Equal keys mean equal training, and training that has seen equal values has equal keys; except that what was trained
-without a hyperparameter keeps its keys when the hyperparameter gets a default (``NodeTree.default``).
-What of the code counts, and what an edit changes: :mod:`hpstage.training.identity.code_identity`.
+Equal keys mean equal training, and training that has seen equal values has equal keys, with one exception: states that
+were trained without a hyperparameter keep their keys when the hyperparameter gets a default (``NodeTree.default``).
+How the code enters the keys, and which edits change them: :mod:`hpstage.training.identity.code_identity`.
 """
 
 from __future__ import annotations

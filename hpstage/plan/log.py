@@ -29,10 +29,11 @@ _decoder = msgspec.json.Decoder(Fact | Annotated[tuple[Fact, ...], msgspec.Meta(
 _raw = msgspec.json.Decoder(tuple[msgspec.Raw, ...])
 NOTHING: Mapping[str, str] = MappingProxyType({})
 PIECE = 1000
-"""Records of a long journal that are read at a time, each of up to ten facts."""
-# Facts that are worth a pause of the garbage collector.
+"""Number of records of a long journal that are read at a time, each of up to ten facts."""
+# Number of facts from which on it pays to pause the garbage collector.
 _MANY = 100
-# The most facts of a record: pieces of a journal and snapshots, which count records, stay of a bounded size.
+# Maximum number of facts in a record: it bounds pieces of a journal and the facts between snapshots, both of which are
+# counted in records.
 _JOINED = 10
 
 
@@ -68,7 +69,8 @@ def open_plan(
 
 
 def from_snapshot(journal: Journal, workload: StateKey, sharing: bool) -> SearchPlan | None:
-    """Return the plan of a journal, folded from its snapshot on; ``None`` if there is none that can be used."""
+    """Return the plan of a journal, restored from its snapshot and folded from there on; ``None`` if it has no snapshot
+    that can be used."""
     try:
         content = journal.read_snapshot()
         if content is None:
@@ -79,7 +81,7 @@ def from_snapshot(journal: Journal, workload: StateKey, sharing: bool) -> Search
             plan = restored(content, workload, sharing=sharing)
             fold_all(journal, plan, plan.apply)
         return plan
-    except StoreError as error:  # also if the journal, or what follows in it, is not that of the snapshot
+    except StoreError as error:  # also if the snapshot is of another journal, or contradicts the records after it
         logger.info("The plan's snapshot cannot be used (%s): the whole journal is folded", error)
         return None
 
@@ -145,7 +147,7 @@ def fold_checked(plan: SearchPlan, records: Iterable[bytes], first: int, fold: C
     """Fold records, the first of which is at position ``first`` of the journal.
 
     Raises:
-        StoreError: one is not of facts, or contradicts those before it.
+        StoreError: a record does not consist of facts, or contradicts those before it.
     """
     position = first
     try:
@@ -163,7 +165,7 @@ def fold_checked(plan: SearchPlan, records: Iterable[bytes], first: int, fold: C
 
 @dataclass(eq=False, repr=False)
 class Log:
-    """Writer of a plan's journal, and the only one: facts are folded once written, in the journal's order."""
+    """The only writer of a plan's journal. It folds facts once they are written, in the journal's order."""
 
     plan: SearchPlan  # folded from the journal so far
     journal: Journal
@@ -204,7 +206,7 @@ class Log:
         return True
 
     def write(self, facts: Sequence[Fact] = ()) -> None:
-        """Write facts that hold regardless of others' records, which are folded first."""
+        """Write facts that are true regardless of the records of other drivers, which are folded first."""
         while not self.commit(facts):
             pass
 
@@ -223,9 +225,9 @@ def read_header(journal: Journal) -> PlanCreated:
     """Return a journal's first event. Raises as :func:`open_plan` does, also if the journal is empty."""
     records = journal.read(0, 1)
     for record in records:
-        with suppress(msgspec.MsgspecError):  # what is said of it below
+        with suppress(msgspec.MsgspecError):  # refused below
             if (form := format_of(record)) != FORMAT:
-                raise StoreError(other_format(form))  # which may have fields that are not known here
+                raise StoreError(other_format(form))  # before it is decoded, since it may have unknown fields
     header = next(facts_of(records), None)
     if not isinstance(header, PlanCreated):
         raise StoreError("this is not the journal of a search plan; choose another store")
@@ -234,12 +236,12 @@ def read_header(journal: Journal) -> PlanCreated:
 
 
 def shares(header: PlanCreated) -> bool:
-    """Whether trials share equal beginnings on this plan."""
+    """Return whether trials share equal beginnings on this plan."""
     return header.described.get("sharing") != "off"
 
 
 class Facts(Sequence[Fact]):
-    """The facts of a journal's records, which are decoded as they are looked at: decoded they take twice the memory."""
+    """The facts of a journal's records, decoded at every access: decoded facts take twice the memory."""
 
     def __init__(self, records: Sequence[bytes]) -> None:
         self._records = [fact for record in records for fact in split(record)]
@@ -276,7 +278,7 @@ def facts_of(records: Iterable[bytes], start: int = 0) -> Iterator[Fact]:
 
 
 def split(record: bytes) -> Sequence[bytes]:
-    """Return the facts of a record as they are written."""
+    """Return the facts of a record, still encoded."""
     return [bytes(fact) for fact in _raw.decode(record)] if record.startswith(b"[") else (record,)
 
 
@@ -288,7 +290,7 @@ def _decode(record: bytes, position: int) -> tuple[Fact, ...]:
     except msgspec.MsgspecError as error:
         raise StoreError(
             f"record {position} of the journal cannot be read ({error}); it was damaged, or written by another version "
-            f"of hpstage: use that, or choose another store"
+            f"of hpstage: use that version, or choose another store"
         ) from error
 
 

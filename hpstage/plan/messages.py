@@ -74,8 +74,8 @@ class Chain(msgspec.Struct, frozen=True):
     ``keep_every``: at each multiple of this many steps, counted from the start of training; ``keep_seconds``: at most
     this many seconds after it last kept one. ``time_first``: it reports its first step, to measure a step's duration.
 
-    ``gang``: further workers that train each step together with the chain's own. That one alone evaluates, keeps states
-    and reports.
+    ``gang``: further workers that train each step together with the chain's own worker, which alone evaluates, saves
+    states and reports.
     """
 
     id: ChainId
@@ -122,8 +122,11 @@ def host_of(slot: WorkerId) -> WorkerId:
 
 
 class Noticed(msgspec.Struct, frozen=True):
-    """A message for the user about what a worker has noticed in training. With ``ends_at``, ``text`` names what ends
-    training after that number of steps, and ``sizes`` is whether code depends on the number."""
+    """A message for the user about something that a worker has noticed in training.
+
+    If ``ends_at`` is set, ``text`` names the setting that ends training after that number of steps, for trials of
+    another length; ``sizes``: whether the user's code computes a schedule from it.
+    """
 
     text: str
     ends_at: int | None = None
@@ -134,8 +137,8 @@ class BoundaryReached(msgspec.Struct, frozen=True, tag=True):
     """A running chain has reached a boundary, planned or its own, and performed its actions.
 
     ``reached`` is the fact for the journal. The end of each stage is always reported. ``failure``:
-    ``evaluate()`` failed here; training continues. ``ending``: the user's code has ended training with this state; it
-    is written along with it, since nothing may be trained from the state in between.
+    ``evaluate()`` failed here; training continues. ``ending``: set if the user's code has ended training with this
+    state; both facts are written at once, since nothing may be trained from the state in between.
     """
 
     reached: StateReached
@@ -159,8 +162,8 @@ class BoundaryMissed(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepsMeasured(msgspec.Struct, frozen=True, tag=True):
-    """A worker has measured how long a step takes in which several of its chains, ``chain`` among them, are trained as
-    one. ``seconds`` has pairs of the number of chains and these seconds, for all numbers measured so far."""
+    """A worker has measured how long a step takes that trains several of its chains, ``chain`` among them, side by
+    side. ``seconds``: pairs of the number of chains and the time of the step, for all numbers measured so far."""
 
     chain: ChainId
     worker: WorkerId
@@ -192,7 +195,7 @@ class ChainEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerJoined(msgspec.Struct, frozen=True, tag=True):
-    """A worker can be given a chain; or one of its slots, if it trains several side by side."""
+    """A worker is ready for a chain; if it trains several chains side by side, one of its slots is."""
 
     worker: WorkerId
     at: float
@@ -213,11 +216,11 @@ class WorkerLeft(msgspec.Struct, frozen=True, tag=True):
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """A state on the way to compare with: that after ``step`` steps, kept under ``key`` with this digest, and if known
-    the marks of its leaves (:func:`~hpstage.checkpoints.state_tree.marks_of`), or the texts that describe them, by
-    path; with these, the state need not have been kept.
+    """A state with which a segment is compared on its way: that after ``step`` steps, saved under ``key``.
 
-    ``reported``: whether a report was wanted after that step, as of every state that was kept.
+    ``marks``: those of its leaves, if known (:func:`~hpstage.checkpoints.state_tree.marks_of`). ``texts``: descriptions
+    of its leaves by path, instead of marks; with these, the state need not have been saved. ``reported``: whether a
+    report was requested after that step, which is so for every saved state.
     """
 
     step: int
@@ -236,14 +239,14 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
         stages: consecutive; their forms give the values at each step.
         stop: number of steps after which it ends.
         source: the saved state to begin with, at the start of the first stage; ``None``: train from nothing.
-        compared: saved states on the way, by which training again is compared with training before.
+        compared: saved states on the way, with which the retrained states are compared.
         metrics: known metrics by step, compared in the same way.
-        reported: further steps after which a report was wanted: evaluating may change what no step reads.
-        measured: ``False`` compares only what training may depend on, which must be the same without these reports: no
-            local variables, and no metrics in states.
+        reported: further steps after which to report as before, since evaluating may change objects that no step reads.
+        measured: ``False`` compares only what training may depend on, and no local variables or metrics in states:
+            training must be the same without these reports.
         numerics: the step backend, where the trainable leaves the choice to the search.
-        captured: ``False`` trains without capture, as a loop of one's own would. Then of a state only the tensors of
-            models are compared, and metrics after the last step alone.
+        captured: ``False`` trains without capture, as an ordinary training loop does. Then only the tensors of models
+            are compared in a state, and only the metrics after the last step.
     """
 
     initial: dict[str, Scalar]
@@ -262,24 +265,24 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
         return self.stages[0].start
 
     def values(self, step: int) -> dict[str, Scalar]:
-        """Return the value of every hyperparameter in a step."""
+        """Return the value of every hyperparameter at a step."""
         stage = next(stage for stage in self.stages if step < stage.stop)
         return {name: form.value(step) for name, form in stage.forms.items()}
 
 
 class Audit(msgspec.Struct, frozen=True):
-    """A segment to be trained again in a fresh process. One that is not captured is a whole trial, alone, for which
-    nothing is captured or put back."""
+    """A segment to be trained again in a fresh process. If it is not ``captured``, it is a whole trial, trained
+    by itself without capturing or restoring any state."""
 
     id: AuditId
     segment: Segment
 
 
 class AuditEnded(msgspec.Struct, frozen=True, tag=True):
-    """An audit has ended, by itself or since its worker was needed.
+    """An audit has ended, by itself or because its worker was needed.
 
-    ``compared``: how many states were compared. ``step`` and ``where``: the first difference, after which step and in
-    which leaf of the state, or which metric.
+    ``compared``: how many states were compared. ``step`` and ``where`` locate the first difference: after which step it
+    was found, and in which leaf of the state or which metric.
     """
 
     audit: AuditId
@@ -294,7 +297,7 @@ class AuditEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 ChainReport = BoundaryReached | BoundaryMissed | ForkVerified | InputsRead | StepsMeasured | TrainingEnded | ChainEnded
-"""What a worker reports of a chain; the last is its ``ChainEnded``."""
+"""A worker's reports about a chain; the last one is its ``ChainEnded``."""
 Report = ChainReport | AuditEnded | WorkerJoined | WorkerLeft
 
 
@@ -323,7 +326,7 @@ class ExpectStates(msgspec.Struct, frozen=True):
 
 
 class StartAudit(msgspec.Struct, frozen=True):
-    """Audit on a worker that trains nothing."""
+    """Run an audit on a worker that trains nothing."""
 
     worker: WorkerId
     audit: Audit

@@ -15,11 +15,11 @@ from hpstage.schedule.trial import pieces
 
 
 class Roots(dict[tuple[object, ...], Node]):
-    """The nodes in which the training of trials with hyperparameters of certain names begins, by their values there;
-    without sharing, by their trials as well.
+    """The root nodes of all trials with the same names of hyperparameters, by the values at step 0; without sharing,
+    by trial and values.
 
-    ``names``: of all these nodes one and the same tuple, since equal ones would take as much memory as their values.
-    ``nothing``: the empty history of trials that share.
+    ``names``: the names, in one tuple for all these nodes, since a copy in each would take as much memory as the
+    values. ``nothing``: the empty history of trials that share.
     """
 
     __slots__ = ("names", "nothing")
@@ -40,14 +40,13 @@ class NodeTree:
         self.workload = workload
         self.sharing = sharing
         self.nodes: list[Node] = []
-        self.defaults: dict[str, Scalar] = {}  # of hyperparameters that trials may lack
-        self.lacking: dict[NodeId, tuple[str, ...]] = {}  # those that roots of before do not have in their histories
+        self.defaults: dict[str, Scalar] = {}  # values of hyperparameters for trials without them
+        self.lacking: dict[NodeId, tuple[str, ...]] = {}  # hyperparameters that the histories of old roots do not have
         self.milestones: Ordered[int] = Ordered()  # steps at which trials diverge anywhere in the tree
         self.branch_points: dict[int, int] = {}  # number of nodes that begin at each milestone
-        # By the values with which they begin, as for look-ups.
-        self._roots: dict[tuple[str, ...], Roots] = {}  # by names
-        self._equal: dict[NodeId, list[Node]] = {}  # younger roots that a default has made equal to one
-        self._siblings: dict[tuple[object, ...], Node] = {}  # nodes that have any, by (parent, step, values)
+        self._roots: dict[tuple[str, ...], Roots] = {}  # by the names of their hyperparameters
+        self._equal: dict[NodeId, list[Node]] = {}  # younger roots that a default has made equal to an older one
+        self._siblings: dict[tuple[object, ...], Node] = {}  # nodes with siblings, by (parent, step, first values)
 
     def walk(self, trial: PlannedTrial, schedules: Mapping[str, Schedule], steps: int) -> Node:
         """Return the last node on the path of a trial, adding nodes where its values diverge from all existing ones.
@@ -80,7 +79,8 @@ class NodeTree:
         return node
 
     def _known(self, root: Node, schedules: Sequence[Schedule], steps: int) -> int:
-        """Return up to which step training under these schedules is known or requested, from a root that begins so."""
+        """Return the step up to which training under these schedules is known or requested, from a root that begins
+        with their values."""
         node = root
         for step, stop, first, forms in pieces(schedules, steps):
             while step < stop:
@@ -122,27 +122,28 @@ class NodeTree:
         root.begin(nothing, lacking)
 
     def _enter(self, root: Node) -> Roots:
-        """Register a root under the values that it begins with, or under an existing root that begins with the same.
-        Return the roots with its names of hyperparameters."""
+        """Register a root under its first values, or as equal to an existing root with these values. Return the roots
+        that have its names of hyperparameters."""
         roots = self.roots(root.names)
         found = roots.setdefault(root.first if self.sharing else (root.maker.id, *root.first), root)
         if found is not root:
             self._equal.setdefault(found.id, []).append(root)
         return roots
 
-    # --- hyperparameters that come later ---------------------------------------------------------------------
+    # --- hyperparameters that are added later ----------------------------------------------------------------
 
     def filled(self, schedules: Mapping[str, Schedule]) -> Mapping[str, Schedule]:
-        """Return a trial's schedules with the defaults of those that it lacks."""
+        """Return a trial's schedules, and the defaults of the hyperparameters that it lacks."""
         if not self.defaults or self.defaults.keys() <= schedules.keys():
             return schedules
         return {**{name: constant(value) for name, value in self.defaults.items()}, **schedules}
 
     def default(self, defaults: Mapping[str, Scalar]) -> None:
-        """Set values of hyperparameters for trials that do not state them. O(nodes) if any of them is new.
+        """Set values of hyperparameters for trials without them. O(nodes) if any of the hyperparameters is new.
 
-        Nodes get them in place. Only what was trained without them keeps its keys, in which they are missing: any other
-        key names every value, since it must not depend on what another store takes for the default.
+        Existing nodes are changed in place. States that were trained without these hyperparameters keep their keys,
+        which do not contain them. All other keys contain every value, since they must not depend on the defaults of
+        another store.
         """
         new = {name: value for name, value in defaults.items() if name not in self.defaults}
         if not new:
@@ -172,7 +173,7 @@ class NodeTree:
     def child_of(self, parent: Node, step: int, first: tuple[object, ...]) -> Node | None:
         """Return the child that begins at a step with these values, if there is one."""
         children = parent._children
-        if isinstance(children, Node):  # an only child is found without the memory of a look-up
+        if isinstance(children, Node):  # an only child is not indexed, which saves memory
             return children if children.start == step and children.first == first else None
         return self._siblings.get((parent.id, step, first)) if children else None
 

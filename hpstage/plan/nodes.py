@@ -14,8 +14,8 @@ from hpstage.plan.trail import Trail
 from hpstage.schedule import Constant, Form, Plateau, Scalar, Schedule, Segment
 from hpstage.schedule.scalars import distinct, plain, same
 
-# A plan has many nodes, states and trials, and few of them have all that they may have: a collection is made by the
-# method that first adds to it. Until then these stand in its place, and are never changed.
+# A plan has many nodes, states and trials, and most of their collections are empty. The method that first adds to a
+# collection creates it; until then it is one of these shared ones, which are never changed.
 _NONE: Ordered[int] = Ordered()
 _NO_CHILDREN: Sequence[Node] = ()
 _NO_STATES: dict[int, State] = {}
@@ -61,10 +61,10 @@ class Node:
     """Training from step ``start`` on with one set of forms, continuing ``parent``'s branch.
 
     Args:
-        names: of the hyperparameters, sorted.
-        first: their values at its start, as for look-ups.
-        curves: their forms, in the order of names, if any varies.
-        maker: the trial with which it began.
+        names: names of the hyperparameters, sorted.
+        first: their values at the node's start, in the form for look-ups (:func:`hpstage.schedule.scalars.distinct`).
+        curves: their forms, in the order of names, if any of them varies.
+        maker: the trial that the node was created for.
     """
 
     __slots__ = (
@@ -101,13 +101,13 @@ class Node:
         self.first = first
         self.curves = curves
         self.maker = maker
-        self._children: Node | Sequence[Node] = _NO_CHILDREN  # in the order of their starts; many have one
-        self._states: State | dict[int, State] = _NO_STATES  # most have one
+        self._children: Node | Sequence[Node] = _NO_CHILDREN  # in the order of their starts; often a single one
+        self._states: State | dict[int, State] = _NO_STATES  # by step; mostly a single one
         self.keep_at: Ordered[int] = _NONE  # steps at which trials state that they will be forked
         self.trained = 0  # steps trained, including repetitions
         self.seconds = 0.0  # training time of these steps
         self._history: History | None = None  # up to and including the values at its start
-        self._trail: Trail | None = None  # from there on, if it varies
+        self._trail: Trail | None = None  # histories from there on, if any form varies
 
     @property
     def forms(self) -> tuple[Form, ...]:
@@ -159,7 +159,7 @@ class Node:
         return path
 
     def step_seconds(self) -> float | None:
-        """Return its measured seconds per step, or its nearest measured ancestor's, if there are any."""
+        """Return its measured seconds per step, or else its nearest measured ancestor's, or else ``None``."""
         node: Node | None = self
         while node is not None and not node.trained:
             node = node.parent
@@ -190,7 +190,7 @@ class Node:
 
     @property
     def extent(self) -> int:
-        """The farthest step of a state, requested or trained, or of a child's start; without any, its start."""
+        """The farthest step at which the node has a state, requested or trained, or a child; else its start."""
         return max([self.start, *self.states, *(child.start for child in self.children[-1:])])
 
     def state(self, step: int) -> State | None:
@@ -213,14 +213,14 @@ class Node:
         return state
 
     def begin(self, nothing: History, lacking: Sequence[str]) -> None:
-        """Start a root's branch with an empty history and its values, without those of ``lacking`` hyperparameters."""
+        """Start the history of a root's branch: the root's values, except those of the ``lacking`` hyperparameters."""
         values: Iterable[tuple[str, Scalar]] = zip(self.names, self.values(0), strict=True)
         if lacking:
             values = [(name, value) for name, value in values if name not in lacking]
         self._history = nothing.changed(0, values)
 
     def extend(self, names: tuple[str, ...], constant: Mapping[str, Scalar]) -> None:
-        """Add hyperparameters, which do not vary."""
+        """Add hyperparameters that do not vary, with these values. ``names``: all names after that."""
         forms = dict(zip(self.names, self.forms, strict=True))
         firsts = dict(zip(self.names, self.first, strict=True))
         self.first = tuple([firsts[name] if name in firsts else distinct(constant[name]) for name in names])
@@ -257,8 +257,8 @@ def constants(values: Iterable[object]) -> tuple[Form, ...]:
 
 
 def branches_beyond(node: Node, step: int, last: int) -> Iterator[tuple[Node, int]]:
-    """Yield the node and the nodes below it that begin beyond step ``step``, each with the step after which its
-    states are beyond: ``last`` on the node itself, and the start of each node below."""
+    """Yield the node and the nodes below it that begin beyond ``step``, each with the step beyond which its states are
+    meant: ``last`` for the node itself, and the start of each node below."""
     below = [(node, step, last)]
     while below:
         branch, step, last = below.pop()
@@ -267,7 +267,8 @@ def branches_beyond(node: Node, step: int, last: int) -> Iterator[tuple[Node, in
 
 
 def first_walked(path: Iterable[tuple[Node, int, int]], reach: dict[NodeId, int]) -> Iterator[tuple[Node, int, int]]:
-    """Yield the pieces of a path beyond ``reach``, how far each node was walked before, and extend it to them."""
+    """Yield the pieces of a path that were not walked before. ``reach``: up to which step each node was walked; it is
+    updated."""
     for node, start, stop in path:
         start = max(start, reach.get(node.id, start))
         if start < stop:
@@ -276,7 +277,7 @@ def first_walked(path: Iterable[tuple[Node, int, int]], reach: dict[NodeId, int]
 
 
 class PlannedTrial:
-    """A trial's path through the tree: that of its last node's branch, up to its last step."""
+    """A trial's path through the tree: the branch of its last node, up to its last step."""
 
     __slots__ = (
         "answered",
@@ -303,7 +304,7 @@ class PlannedTrial:
 
     @property
     def schedules(self) -> dict[str, Schedule]:
-        """The node's schedules up to its last step, from the values on its path."""
+        """The trial's schedules up to its last step, from the forms on its path."""
         path = [(node.forms, stop - start) for node, start, stop in self.path_to(self.steps)]
         return {
             name: Schedule(tuple([Segment(forms[i], length) for forms, length in path]))
@@ -311,7 +312,7 @@ class PlannedTrial:
         }
 
     def has(self, schedules: Mapping[str, Schedule], steps: int) -> bool:
-        """Whether these are its schedules up to step ``steps``, not beyond its last."""
+        """Return whether these are the trial's schedules up to ``steps``, which is not beyond its last step."""
         own = self.schedules
         return schedules.keys() == own.keys() and all(
             schedule.until(steps) == own[name].until(steps) for name, schedule in schedules.items()
@@ -341,7 +342,7 @@ class PlannedTrial:
                 node.keep_at.add(step)
 
     def states(self) -> Iterator[State]:
-        """Yield the states on its path, as far as they are in the plan, in the order of their steps."""
+        """Yield the plan's states on its path, in the order of their steps."""
         for node, start, stop in self.path_to(self.steps):
             states = node.states
             yield from (states[step] for step in sorted(states) if start < step <= stop)

@@ -75,7 +75,7 @@ class OpenChain:
 
     @property
     def continues(self) -> bool:
-        """Whether the chain has still to reach a state, and may keep that."""
+        """Whether the chain will still reach a state, which it may save."""
         return next(self.ahead(), None) is not None
 
     def will_pass(self, ref: StateRef) -> bool:

@@ -76,7 +76,7 @@ class SearchPlan:
         self.id: str = workload
         """Unique even among plans of the same workload: a study may be searched on several."""
         self.cursor = Cursor()  # after the last record folded
-        self.restored = 0  # of these records, those that were not folded here, but restored from a snapshot
+        self.restored = 0  # how many of these records were restored from a snapshot instead of folded here
         self._tree = NodeTree(workload, sharing=sharing)
         self.nodes = self._tree.nodes
         self.trials: dict[TrialId, PlannedTrial] = {}
@@ -85,10 +85,10 @@ class SearchPlan:
         self.failures: list[StageFailed] = []
         self.endings = Endings()
         self.open_targets = OpenTargets()
-        self._targets: dict[tuple[int, ...], tuple[int, ...]] = {}  # of all trials
+        self._targets: dict[tuple[int, ...], tuple[int, ...]] = {}  # one tuple for all trials with equal targets
         self.kept: dict[StateKey, State] = {}
-        self.kept_bytes = 0  # with each part once
-        self.parts: dict[StateKey, tuple[Part, int]] = {}  # with the number of states that have it
+        self.kept_bytes = 0  # counts each part once
+        self.parts: dict[StateKey, tuple[Part, int]] = {}  # each with the number of states that have it
         self.differences: list[StateDiffers | ForkVerified] = []  # evidence that training is not exact
         self.inputs: dict[str, str] = {}  # read by training and not part of the key: digests by name
         self.verified = Regimes()  # regimes under which a fork was verified
@@ -130,7 +130,7 @@ class SearchPlan:
             self.endings.fail(fact)
 
     def _end(self, fact: TrainingEnded) -> None:
-        """Withdraw the trials' targets beyond the end of training, as without sharing."""
+        """Withdraw the trials' targets beyond the end of training, as would happen without sharing."""
         self.endings.end(fact, self.nodes[fact.node].state(fact.last))
         ended: dict[TrialId, None] = {}
         for state in self.beyond(fact):
@@ -248,7 +248,7 @@ class SearchPlan:
         state.kept = kept
 
     def count_parts(self, kept: Kept, change: Literal[-1, 1]) -> None:
-        """Count the parts of a state that was saved, or is kept no longer."""
+        """Count the parts of a state that was saved (1) or whose checkpoint is gone (-1)."""
         for named in kept.parts:
             part, count = self.parts.get(named.key, (named, 0))
             if count + change:
@@ -344,7 +344,7 @@ class SearchPlan:
             planned.requested = step
             self.searches.ask(self._study_of(planned), planned.id)
         if ending is not None and ending.outcome == "pruned":
-            return  # it has no value there
+            return  # a pruned trial has no value there
         state = planned.node_at(step).ensure_state(step)
         known = step in planned.targets  # a resumed call requests it again
         if not known:
@@ -362,7 +362,7 @@ class SearchPlan:
             self.open_targets.add(planned.id, state, fact.driver)
 
     def _steps_of(self, before: tuple[int, ...], step: int) -> tuple[int, ...]:
-        """Return the steps with a further one: of trials with equal steps, one and the same tuple."""
+        """Return the steps with a further one added, as the same tuple for all trials with equal steps."""
         steps = (*before, step) if not before or before[-1] < step else tuple(sorted((*before, step)))
         return self._targets.setdefault(steps, steps)
 
@@ -376,7 +376,7 @@ class SearchPlan:
 
     @property
     def defaults(self) -> Mapping[str, Scalar]:
-        """Values of hyperparameters that trials lack."""
+        """Values of hyperparameters for trials without them."""
         return self._tree.defaults
 
     def study_of(self, trial: TrialId) -> str:
@@ -395,7 +395,7 @@ class SearchPlan:
         return trial.node_at(trial.answered).state(trial.answered) if trial.answered else None
 
     def is_trained(self, trial: PlannedTrial) -> bool:
-        """Whether the trial has a result at its last step, or where training has ended itself."""
+        """Return whether the trial has a result at its last step, or where the user's code has ended training."""
         return trial.answered >= trial.requested and (
             trial.requested >= trial.steps or self.endings.ending(trial, trial.steps) is not None
         )
@@ -429,7 +429,7 @@ _HANDLERS: dict[type, Callable[[SearchPlan, Any], None]] = {
     ChainClosed: SearchPlan._close,
     DriverJoined: SearchPlan._join,
     DriverLeft: SearchPlan._leave,
-    WorkersChanged: lambda plan, fact: None,  # what is paid for decides nothing
+    WorkersChanged: lambda plan, fact: None,  # no decision depends on allocated workers
     SearchStarted: SearchPlan._begin,
     TrialProposed: SearchPlan._propose,
     TrialEnded: SearchPlan._finish,

@@ -1,7 +1,8 @@
 """Regimes: the kinds of values under which training runs. A fork verified in one says nothing about others.
 
 Code behaves differently when a switch is on, a category changes, or a factor is no longer 0 or 1: something that a
-state leaves out may begin to matter there. So may what code has read when training began, once that has changed. Pure.
+saved state omits may begin to matter there. So may a value that code read only when training began, once that value has
+changed. Pure.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from typing import TypeVar
 from hpstage.schedule import Constant, Form
 
 Regime = tuple[tuple[str, str], ...]
-"""The kind of each hyperparameter, by name: a category or switch itself, a number's position relative to 0 and 1 and
-whether it is another than at step 0, or that it varies."""
+"""The kind of each hyperparameter, by name: for a category or switch, its value; for a number, its position relative to
+0 and 1 and whether it differs from that at step 0, or that it varies."""
 _T = TypeVar("_T")
 _COMBINATIONS = 16
 """Maximum number of regimes to verify when each of their kinds was already verified in another."""
 
 
 def regime(names: Iterable[str], forms: Iterable[Form], first: Iterable[Form]) -> Regime:
-    """Return the regime under these forms in a branch that has begun with the ``first`` ones."""
+    """Return the regime under these forms on a branch that began with the ``first`` forms."""
     return tuple((name, _kind(form, began)) for name, form, began in zip(names, forms, first, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Whether a store is of the workload that is to be trained, and what differs if it is not. Pure."""
+"""Checking that a store belongs to the workload to be trained, and finding the differences if not. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _decode_header = msgspec.json.Decoder(_Header).decode
 
 
 def format_of(record: bytes) -> int:
-    """Return the format of a journal, by its first record. Raises ``msgspec.MsgspecError`` if it is not one's."""
+    """Return the format of a journal, given its first record. Raise ``msgspec.MsgspecError`` if it is none."""
     return _decode_header(record).format
 
 
@@ -37,7 +37,7 @@ def check_workload(
     loaded: Mapping[str, str],
     is_trained: Callable[[], bool],
 ) -> None:
-    """Check that a journal is of a workload.
+    """Check that a journal belongs to a workload.
 
     Args:
         record: its first record.
@@ -46,7 +46,7 @@ def check_workload(
         is_trained: returns whether anything was trained on it.
 
     Raises:
-        StoreError: it is of another one, naming what differs, or no journal of a search plan.
+        StoreError: it belongs to another workload (naming the differences), or is no journal of a search plan.
     """
     try:
         header = _decode_header(record)
@@ -60,8 +60,8 @@ def check_workload(
         unused = not is_trained()
         advice = " or remove this one, since nothing was trained on it" if unused else _or(*code)
         made_with, given = (of.get(NUMERICS, "").partition("-v")[0] for of in (header.described, described))
-        if not unused and made_with and made_with != given:  # classes of one name differ in the version
-            advice = f", or give the numerics that this one was made with: numerics = {made_with!r}"
+        if not unused and made_with and made_with != given:  # classes of the same name differ in the version only
+            advice = f", or set the numerics that this one was created with: numerics = {made_with!r}"
         raise StoreError(f"this store belongs to another workload ({'; '.join(changes)}); choose another store{advice}")
 
 
@@ -79,9 +79,9 @@ def differing(
         if there.get(name) != here.get(name)
     ]
     if any(of.get("code", "").startswith("version ") for of in (there, here)):
-        return changes  # what a stated version stands for is neither digested nor compared
+        return changes  # code with a stated version is neither digested nor compared
     edited = sorted(name for name in {*loaded_there, *loaded_here} if loaded_there.get(name) != loaded_here.get(name))
-    # Names that one of the two lacks, as values of code that was sent by value, matter only if nothing else differs.
+    # Names that only one of the two has (values of code that was sent by value) matter only if nothing else differs.
     edited = [name for name in edited if name in loaded_there and name in loaded_here] or edited
     if edited and loaded_there and loaded_here:
         changes.insert(0, f"edited since: {', '.join(edited[:_SHOWN])}{', ...' if len(edited) > _SHOWN else ''}")
@@ -93,8 +93,9 @@ def _or(there: str, here: str) -> str:
     if there == here:
         return ""
     if there.startswith("version ") or here.startswith("version "):
-        return ": a stated `version` is part of the workload, so stating one takes over no store that was begun before"
+        return ": a stated `version` is part of the workload, so a store continues only with the same one"
     return (
-        ", or undo the edit (without one: what a script draws where it is imported needs a seed); a store that was "
-        "begun with a `version` stated on the trainable continues through edits that do not alter training"
+        ", or undo the edit (if nothing was edited: random numbers that a script draws on import need a seed); a store "
+        "that was begun with a `version` stated on the trainable can be continued after edits that do not alter "
+        "training"
     )

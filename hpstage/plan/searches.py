@@ -18,8 +18,8 @@ class SearchRecord:
     started: SearchStarted
     proposed: list[TrialProposed] = field(default_factory=list)
     open: dict[TrialId, None] = field(default_factory=dict)  # unfinished trials, in order
-    paused: dict[TrialId, None] = field(default_factory=dict)  # of these, those that have all requested results
-    unbegun: Counter[NodeId] = field(default_factory=Counter)  # and how many are queued, by their roots
+    paused: dict[TrialId, None] = field(default_factory=dict)  # unfinished trials that have all requested results
+    unbegun: Counter[NodeId] = field(default_factory=Counter)  # numbers of queued trials, by their roots
     ended: bool = False
 
     @property
@@ -44,7 +44,7 @@ class Searches(Mapping[str, SearchRecord]):
             record.paused, record.unbegun = dict(last.paused), last.unbegun.copy()
 
     def propose(self, fact: TrialProposed, root: Node | None) -> None:
-        """Add a trial; ``root``: where its training begins."""
+        """Add a trial; ``root``: the node in which its training begins."""
         record = self._of(fact.study)
         record.proposed.append(fact)
         if fact.trial is not None:

@@ -10,8 +10,11 @@ from hpstage.plan.nodes import Node, PlannedTrial, State
 
 
 def whole(trial: PlannedTrial) -> Segment:
-    """Return all of a trial up to its last result, from nothing: without capture if the state there is still kept,
-    whose tensors are then compared, and else with it, by the digests of states."""
+    """Return the whole of a trial, from the start of training to its last result.
+
+    If the last state is still saved, it is trained without capture, and the tensors are compared; otherwise with
+    capture, and the digests of states are compared.
+    """
     node = trial.node_at(trial.answered)
     last = node.state(trial.answered)
     return segment_of(node, trial.answered, captured=last is None or last.kept is None)
@@ -26,18 +29,18 @@ def segment_of(
     numerics: str = "",
     captured: bool = True,
 ) -> Segment:
-    """Return a part of a node's branch, compared with what is known of the states on its way.
+    """Return a segment of a node's branch, with the known states and metrics on its way to compare with.
 
     Args:
         stop: the number of steps after which it ends.
         source: the saved state on the branch to begin with; ``None``: training begins from nothing.
-        objectives: names of the metrics that are compared, of states that were kept; ``None``: all that are known.
+        objectives: names of the metrics to compare, at saved states only; ``None``: all known metrics.
         numerics: the step backend, where the trainable leaves the choice to the search.
         captured: see :class:`Segment`.
     """
     begin = 0 if source is None else source.step
     path = [(part, max(start, begin), end) for part, start, end in node.path_to(stop) if end > begin]
-    # What was reported on the way is reported again: evaluating may change what no step reads.
+    # All reports on the way are repeated, since evaluating may change objects that no step reads.
     states = [part.states[step] for part, start, end in path for step in sorted(part.states) if start < step <= end]
     metrics: dict[int, Metrics] = {}
     for state in states:

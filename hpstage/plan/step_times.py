@@ -8,19 +8,19 @@ from itertools import pairwise
 from statistics import fmean
 
 _FALLS = 0.95
-"""A wider bundle pays if a chain's share of the seconds is at most this part of what it was: less is within what is
-measured."""
+"""A wider bundle pays if it reduces a chain's share of the seconds to this fraction or less. A smaller gain is within
+the measurement error."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of one step of each of several chains side by side, by how many there are, as far as measured.
+    """Measured seconds of a step in which a worker trains several chains side by side, by the number of chains.
 
     Args:
-        seconds: pairs in ascending order; the first is of a chain alone.
+        seconds: pairs of number and seconds, by ascending number; the first is for one chain.
 
     Raises:
-        ValueError: they are not.
+        ValueError: the numbers do not ascend from 1, or the seconds are not positive.
     """
 
     seconds: tuple[tuple[int, float], ...]
@@ -32,11 +32,11 @@ class StepTimes:
             or any(a >= b for a, b in pairwise(widths))
             or any(taken <= 0 for _, taken in self.seconds)
         ):
-            raise ValueError(f"seconds by number of chains, from one on, are positive and in order, not {self.seconds}")
+            raise ValueError(f"seconds must be positive, for ascending numbers of chains from 1 on, not {self.seconds}")
 
     def of(self, width: int) -> float:
-        """Return the seconds of a step of ``width`` chains; between measured numbers on a straight line, and beyond
-        the last as much for each further one as for each of those."""
+        """Return the seconds of a step of ``width`` chains: interpolated linearly between measured numbers; beyond the
+        largest, proportional to the number of chains."""
         for (a, at_a), (b, at_b) in pairwise(self.seconds):
             if width <= b:
                 return at_a + (at_b - at_a) * (width - a) / (b - a)
@@ -44,7 +44,7 @@ class StepTimes:
         return taken * max(1.0, width / last)
 
     def slowness(self, width: int) -> float:
-        """Return how many times as long a chain takes as one of ``width`` concurrent chains as by itself."""
+        """Return the factor by which a chain takes longer among ``width`` concurrent chains than by itself."""
         return self.of(width) / self.of(1)
 
     def share(self, width: int) -> float:
@@ -66,45 +66,45 @@ class StepTimes:
         return self.seconds[-1][0]
 
     def allowed(self, slots: int) -> int:
-        """Return the most chains to train side by side: as many as pay, and as long as more have always paid, up to
-        twice as many as were measured, so that they are measured, too."""
+        """Return the maximum number of chains to train side by side: the best one. If that is the largest measured
+        number, up to twice as many are allowed, so that larger numbers are measured too."""
         return min(slots, 2 * self.widest if self.best == self.widest else self.best)
 
     def extended(self, other: StepTimes) -> StepTimes:
-        """Return these with what another measurement knows of larger numbers, in proportion: its steps may be longer
-        ones."""
+        """Return these times and another measurement's times for larger numbers. Those are scaled to agree with these
+        at the largest number of these, since the steps of the other measurement may take longer."""
         scale = self.of(self.widest) / other.of(self.widest)
         return StepTimes((*self.seconds, *((w, scale * taken) for w, taken in other.seconds if w > self.widest)))
 
     def foreseen(self, width: int) -> StepTimes:
-        """Return these with what ``width`` chains are expected to take if none of more than two has been measured: on a
-        straight line, since what two have in common more have, too."""
+        """Return these times up to ``width`` chains. If two is the largest measured number, the time of ``width``
+        chains is extrapolated linearly, since more chains share the same work as two do."""
         if self.widest != 2 or width <= 2:
             return self.up_to(width)
         alone, two = self.of(1), self.of(2)
         return StepTimes((*self.seconds, (width, alone + (width - 1) * max(0.0, two - alone))))
 
     def up_to(self, width: int) -> StepTimes:
-        """Return the same for workers that train at most ``width`` chains side by side."""
+        """Return these times for workers that train at most ``width`` chains side by side."""
         known = dict(self.seconds)
         return StepTimes(tuple((w, known.get(w, self.of(w))) for w in sorted({*known, width}) if w <= width))
 
 
 ALONE = StepTimes(((1, 1.0),))
-"""Nothing is known of several: side by side they are taken to take as long as one after the other."""
+"""The times before several were measured: side by side, they are assumed to take as long as one after the other."""
 
 _NAMED = "at a time"
 
 
 def named(times: StepTimes, backend: str = "") -> dict[str, float]:
-    """Return what :meth:`hpstage.executor.Executor.measure` returns of them, as in ``{"1 at a time": 0.004, ...}``, or
-    ``{"stacked, 1 at a time": 0.004, ...}`` by a step backend."""
+    """Return the times as :meth:`hpstage.executor.Executor.measure` names them: ``{"1 at a time": 0.004, ...}``, or for
+    a step backend ``{"stacked, 1 at a time": 0.004, ...}``."""
     by = f"{backend}, " if backend else ""
     return {f"{by}{width} {_NAMED}": seconds for width, seconds in times.seconds}
 
 
 def among(found: Mapping[str, float]) -> dict[str, StepTimes]:
-    """Return those that were measured, by step backend; by ``""`` where there is no choice."""
+    """Return the step times among measurements, by step backend; by ``""`` if there is no choice of backends."""
     pairs: dict[str, list[tuple[int, float]]] = {}
     for name, taken in found.items():
         if name.endswith(_NAMED):
@@ -117,8 +117,8 @@ UNTRIED = " untried"
 
 
 def pooled(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the means of several workers' measurements, of those with which no worker has failed. For workers that
-    have not tried a backend, since few steps were expected, the others' measurements are used."""
+    """Return the means of several workers' measurements, without those at which any worker failed. A worker that has
+    not tried a backend, since few steps were expected, does not count as failed."""
     names = dict.fromkeys(name for its in found for name in its)
     tried = [name for name in names if not name.endswith(UNTRIED)]
     means = {

@@ -21,7 +21,7 @@ class Totals:
     own_seconds: float = 0.0
     """Training time at the pace of workers that train one chain at a time, each by itself."""
     own_evaluate_seconds: float = 0.0
-    """Evaluation time of one worker per evaluation: of a gang, all workers wait."""
+    """Evaluation time of the one worker that evaluates. In a gang, the others wait."""
     evaluations: int = 0
     saves: int = 0
     loads: int = 0

@@ -9,7 +9,7 @@ from hpstage.plan.keys import History
 from hpstage.schedule import Form, varies
 from hpstage.schedule.scalars import Scalar, same
 
-# Steps between two remembered histories: the cost of finding one, in any order of look-ups.
+# Steps between two remembered histories, and so the maximum cost of a look-up, whatever their order.
 _SPACING = 64
 
 

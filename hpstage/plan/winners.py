@@ -58,15 +58,17 @@ class Winners:
             own.completed = _with(own.completed, (costs, number_of(ended.trial), state))
 
     def to_come(self, trained: Iterable[tuple[str, TrialId, State]]) -> Iterator[State]:
-        """Yield the states that may be winners once the ends of these trials are recorded, which are trained to the
-        last step of theirs. Given are their studies, ids and last states."""
+        """Yield the states that may be winners once the ends of fully trained trials are recorded.
+
+        ``trained``: the study, the id and the last state of each of these trials.
+        """
         completed: dict[str, list[_Completed]] = {}
         for study, trial, state in trained:
             own = self._of.get(study)
             if own is None or state.metrics is None:
                 continue
             if not state.metrics.keys() >= {*own.search.metric}:
-                yield state  # an objective that is not a metric, but measured by hpstage
+                yield state  # an objective is not one of the metrics: hpstage measures it
                 continue
             costs = _costs(own.search, [state.metrics[name] for name in own.search.metric])
             best = completed.setdefault(study, own.completed)
@@ -85,7 +87,10 @@ class Winners:
 
 
 def best_first(values: Mapping[TrialId, tuple[float, ...]], search: SearchStarted) -> list[TrialId]:
-    """Return trials by their first objective, given their values: the best first, of equals the lowest number."""
+    """Return trials in the order of their first objective, best first; equal ones by ascending number.
+
+    ``values``: those of the objectives, by trial.
+    """
     sign = -1.0 if search.maximize else 1.0
 
     def order(id: TrialId) -> tuple[float, int, str]:
@@ -125,7 +130,7 @@ def _with(completed: list[_Completed], new: _Completed) -> list[_Completed]:
     """Return the best of completed trials and of a new one that none of them dominates."""
     best = [found for found in completed if not _dominates(new[0], found[0])]
     best.append(new)
-    if len(new[0]) == 1 and len(best) > 2:  # of equals, Optuna's storages name the first or the lowest
+    if len(new[0]) == 1 and len(best) > 2:  # Optuna's storages return the first or the lowest-numbered of equal trials
         return [best[0], min(best[1:], key=lambda found: found[1])]
     return best
 

@@ -111,10 +111,10 @@ def test_a_missing_device_is_named_with_the_devices_present(cluster: SpecCluster
 
 
 def test_by_default_devices_are_those_on_which_the_store_was_trained() -> None:
-    assert devices_of(None, None) == Devices("", "what the store holds was trained there")
+    assert devices_of(None, None) == Devices("", "the states in the store were trained there")
     there = devices_of(None, {"environment:device": "cuda (Tesla T4)"})
     assert there.excludes({"device": "cuda (Tesla T4)"}) is None
-    assert "what the store holds was trained there" in str(there.excludes({"device": "cuda (L4)"}))
+    assert "the states in the store were trained there" in str(there.excludes({"device": "cuda (L4)"}))
     seen = devices_of(None, {"environment:device": "cuda (any)"}).seen(
         {"device": "cuda (L4)", "isa": "x", "torch": "2"}
     )

@@ -1,7 +1,7 @@
 """Facts, the events of a search that the journal records, and the values that they contain.
 
 All are frozen ``msgspec`` structs: tagged, validated on decoding, and stored as JSON, never pickled.
-A file for each subject, all imported from here; :data:`Fact` is any of them.
+There is one file for each subject; all names are imported from here. :data:`Fact` is the union of all facts.
 Seconds are wall-clock durations; ``at`` is a time on the executor's clock (seconds since the epoch, or virtual).
 """
 

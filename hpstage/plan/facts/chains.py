@@ -20,7 +20,7 @@ from hpstage.plan.facts.values import (
 class DriverJoined(Record, frozen=True, tag=True):
     """A driver starts working on the plan. Workers with the same ``pool`` and id are the same worker; ``checkpoints``
     is the location of its checkpoints; ``start`` distinguishes its process from later ones with the same id, such as
-    the first process of a restarted container; ``version`` is its hpstage's."""
+    the first process of a restarted container; ``version`` is that of its hpstage."""
 
     driver: DriverId
     pool: str
@@ -71,7 +71,7 @@ class ChainProlonged(Record, frozen=True, tag=True):
 
 
 class ChainClosed(Record, frozen=True, tag=True):
-    """The chain has ended; the steps it did not reach may be trained by another."""
+    """The chain has ended; another chain may train the steps that it did not reach."""
 
     chain: ChainId
     at: float
@@ -79,7 +79,8 @@ class ChainClosed(Record, frozen=True, tag=True):
 
 class ChainLost(Record, frozen=True, tag=True):
     """Training after a chain's last boundary was discarded. ``outcome`` and ``message``: how the chain ended
-    (:class:`ChainEnded`) or how its worker left (:class:`WorkerLeft`). ``seconds`` are those of all its ``workers``."""
+    (:class:`ChainEnded`) or how its worker left (:class:`WorkerLeft`). ``seconds``: the sum over all its ``workers``.
+    """
 
     chain: ChainId
     worker: WorkerId

@@ -12,13 +12,18 @@ from hpstage.schedule import Scalar
 
 
 class SearchStarted(Record, frozen=True, tag=True):
-    """A call of ``optimize`` began to propose trials. ``study``: its name, or a longer one where another study of that
-    name (with another ``identity``) uses the plan. The search ends with its :class:`SearchEnded`; until then a call
-    with the same values continues it. With ``extends`` it takes over the trials of the study's last search.
-    ``directions`` are the study's, "maximize" or "minimize", for readers of the plan. ``defaults``: the value that
-    a hyperparameter has in trials without it, on this plan for ever. ``workers``: their number, which a call that
-    continues keeps: some algorithms compare more trials with more workers. ``continues``: it takes over the trials of
-    an interrupted call under other arguments; ``given``: the ``n_trials`` of that call, if fewer than all its trials.
+    """A call of ``optimize`` began to propose trials. The search ends with its :class:`SearchEnded`; until then, a call
+    with the same values continues it.
+
+    Attributes:
+        study: the study's name; a longer one if another study of that name (with another ``identity``) uses the plan.
+        extends: whether the search begins with the trials of the study's last search, to train them further.
+        directions: the study's, "maximize" or "minimize", for readers of the plan.
+        defaults: values of hyperparameters for trials without them, valid on this plan for ever.
+        workers: the number of workers. A call that continues the search keeps it, since some algorithms compare more
+            trials if there are more workers.
+        continues: whether the search begins with the trials of an interrupted call that had other arguments.
+        given: the ``n_trials`` that was passed, if ``n_trials`` here also counts trials that had finished before.
     """
 
     study: str
@@ -60,8 +65,9 @@ class RandomState(Record, frozen=True):
 
 
 class ForkedFrom(Record, frozen=True):
-    """A trial equals ``donor`` up to ``step`` and the space's trial under ``params`` from there on. Parameters are
-    stored as their ``repr``: JSON has no infinities, and NaN is not equal to itself."""
+    """Where an algorithm forked a trial: it equals ``donor`` up to ``step``, and from there on the trial that the space
+    returns for ``params``. Parameters are stored as their ``repr``: JSON has no infinities, and NaN is not equal to
+    itself."""
 
     donor: TrialId
     step: int
@@ -69,14 +75,20 @@ class ForkedFrom(Record, frozen=True):
 
 
 class TrialProposed(Record, frozen=True, tag=True, omit_defaults=True):
-    """The study's trial ``number`` belongs to the current search; ``sampler`` holds what has changed of the sampler's
-    state after it was proposed (or, if ``number`` is None, before the first, or after the end of one): of other parts
-    than a ``RandomState``, as JSON.
+    """The study's trial ``number`` belongs to the current search.
 
-    ``fork``: set if an algorithm forked it from another trial. ``extends``: the finished trial that it replaces and
-    continues. ``params`` are the study's, for readers of the plan without the study: values that are not JSON scalars
-    are stored as their ``repr``. ``noted``: the attributes that the space has set on it. ``rejected``: what the
-    space raised instead of describing it. ``stops``: the space has stopped the study, so that it is the last one."""
+    Attributes:
+        number: ``None`` if only the sampler's state has changed: before the first trial, or when a trial ended.
+        sampler: the parts of the sampler's state that have changed by the time the trial was proposed. Any part other
+            than a ``RandomState`` is JSON.
+        fork: set if an algorithm forked the trial from another one.
+        extends: the finished trial that this one replaces and continues.
+        params: the study's parameters, for readers of the plan without the study. Values that are not JSON scalars are
+            stored as their ``repr``.
+        noted: names of the attributes that the space has set on the trial.
+        rejected: the exception that the space raised instead of returning the trial's schedules.
+        stops: whether the space has stopped the study, which makes this trial the last one.
+    """
 
     study: str
     number: int | None

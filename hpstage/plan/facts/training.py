@@ -41,11 +41,11 @@ class PlanCreated(Record, frozen=True, tag=True):
 
 
 class TrialAdded(Record, frozen=True, tag=True, omit_defaults=True):
-    """A trial of ``steps`` steps. After the steps ``keep_at``, states are kept on its way if it is trained past them:
-    trials are to be forked there that are not known yet.
+    """A trial of ``steps`` steps. ``keep_at``: steps after which its states are saved if it is trained past them, since
+    trials that are not known yet will be forked there.
 
-    Schedules of the hyperparameters ``plateaus`` are decided by metrics: ``schedules`` has them as decided so far, and
-    each decision adds the trial again."""
+    The schedules of the hyperparameters in ``plateaus`` depend on metrics: ``schedules`` holds them as decided so far,
+    and each decision adds the trial again."""
 
     trial: TrialId
     schedules: dict[str, Schedule]
@@ -69,13 +69,13 @@ class StateReached(Record, frozen=True, tag=True, omit_defaults=True):
     for the first state that a chain reaches, is what the chain started from. ``save_seconds``: for how long training
     paused to save states, not how long it took to write them in the background: the seconds of a worker's facts never
     overlap. They include the wait, at the end of a chain, until its last state was durable. ``at``: when all of this
-    was done; the fact may come later. ``peak_bytes``: the most memory of CUDA devices that was allocated while these
-    steps were trained, if they were and there are any.
+    was done; the fact may be written later. ``peak_bytes``: the peak memory allocated on CUDA devices while these steps
+    were trained; not set without steps or CUDA devices.
 
-    All seconds are those of workers: if a gang of W workers has trained the steps, W times the time that has passed; if
-    a worker trained k chains side by side, the chain's share of it. ``workers`` is how many workers the chain had
-    while it trained, W or 1/k. ``alone_seconds``: the estimated ``train_seconds`` of one worker that trains nothing
-    else; not set if they are the same. ``frozen``: in these steps.
+    All seconds are worker seconds: W times the elapsed time if a gang of W workers trained the steps; the chain's share
+    of it if a worker trained k chains side by side. ``workers``: the number of workers that the chain had while it
+    trained, W or 1/k. ``alone_seconds``: the estimated ``train_seconds`` of one worker that trains nothing else; not
+    set if they are the same. ``frozen``: the work of frozen layers in these steps.
     """
 
     chain: ChainId
@@ -103,12 +103,12 @@ class StateReached(Record, frozen=True, tag=True, omit_defaults=True):
 
     @property
     def fused_seconds(self) -> float:
-        """Seconds of training that were saved because the worker trained others side by side."""
+        """Seconds of training that were saved because the worker trained several chains side by side."""
         return self.own_seconds - self.train_seconds if self.workers <= 1 else 0.0
 
     @property
     def exchange_seconds(self) -> float:
-        """Further seconds of training because several workers trained it together."""
+        """Additional seconds of training because several workers trained the chain together."""
         return self.train_seconds - self.own_seconds if self.workers > 1 else 0.0
 
     @property
@@ -133,8 +133,8 @@ class StateLost(Record, frozen=True, tag=True):
 class StateDiffers(Record, frozen=True, tag=True):
     """A saved state was trained again with a different result: some part of training is not exact.
 
-    ``where``: the first leaf that differs, if it can be determined; ``ways``: how each of the two was produced, in
-    words.
+    ``where``: the first leaf that differs, if it can be determined; ``ways``: how each of the two results was produced,
+    in words.
     """
 
     node: NodeId
@@ -149,8 +149,8 @@ class ForkVerified(Record, frozen=True, tag=True):
     """The ``steps`` steps after ``step``, the last of them on ``node``, were trained both straight through and from the
     state at ``step``.
 
-    ``difference``: what differed between the two, in words; ``remark``: what the user should know of these steps
-    besides. Used both as a report and in the journal.
+    ``difference``: what differed between the two, in words; ``remark``: anything else that the user should know about
+    these steps. Used both as a report and in the journal.
     """
 
     chain: ChainId
@@ -171,8 +171,8 @@ class Audited(Record, frozen=True, tag=True, omit_defaults=True):
     ``of``: a "segment" between two checkpoints; a whole "trial", alone and with nothing captured; or the "winner"
     before a search returned. ``outcome``: "equal" if all states ``compared`` were; "differs" (a :class:`StateDiffers`
     follows); "stopped" if it gave way to training; "failed" if it could not be trained again, for the reason in
-    ``message``. ``seconds`` are those of its worker, and the work of no trial. ``waited``: seconds for which workers
-    waited for it after the last stage of the search: the rest was idle time.
+    ``message``. ``seconds``: the time of its worker, which is charged to no trial. ``waited``: seconds for which
+    workers waited for the audit after the last stage of the search; the rest was idle time.
     """
 
     of: Literal["segment", "trial", "winner"]
@@ -211,11 +211,11 @@ class StageFailed(Record, frozen=True, tag=True):
 
 
 class TrainingEnded(Record, frozen=True, tag=True):
-    """The user's code ended training on ``node`` in step ``step``: every trial that has this step ends with the state
-    at :attr:`last`, whatever steps are requested of it, now or later.
+    """The user's code ended training on ``node`` in step ``step``: every trial with this step ends with the state at
+    :attr:`last`, even if more steps are requested, now or later.
 
     ``outcome``: "complete" (the step was trained, and the state after it has metrics) or "pruned" (it was not trained).
-    ``diverged``: it was pruned for its loss, which is not finite. Used both as a report and in the journal.
+    ``diverged``: it was pruned because its loss is not finite. Used both as a report and in the journal.
     """
 
     chain: ChainId
@@ -229,13 +229,14 @@ class TrainingEnded(Record, frozen=True, tag=True):
 
     @property
     def last(self) -> int:
-        """The number of steps that its trials have."""
+        """The number of steps after which its trials end."""
         return self.step + (self.outcome == "complete")
 
 
 class StepsTimed(Record, frozen=True, tag=True):
-    """The time of a worker's step of several chains side by side: pairs of their number and seconds, as for
-    :class:`hpstage.plan.step_times.StepTimes`. For each number, the first fact of a plan that has it counts."""
+    """How long a worker's step takes when it trains several chains side by side. ``seconds``: pairs of the number of
+    chains and the time of the step, as for :class:`hpstage.plan.step_times.StepTimes`. For each number of chains, the
+    first such fact in a plan counts."""
 
     seconds: tuple[tuple[int, float], ...]
     at: float

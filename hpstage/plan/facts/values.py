@@ -38,12 +38,12 @@ def to_metric(value: float) -> float | str:
 
 
 def to_numbers(metrics: Metrics) -> dict[str, float]:
-    """Raise ValueError for a string that is not a number."""
+    """Return metrics as numbers. Raise ValueError for a string that is not a number."""
     return {name: float(value) for name, value in metrics.items()}
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Part of a journal's record. A field that this version does not know may change what the others mean."""
+    """Part of a journal's record. Unknown fields are refused, since they may change the meaning of the others."""
 
 
 class StateRef(Record, frozen=True, order=True):
@@ -62,7 +62,7 @@ class Span(Record, frozen=True):
 
 
 class Part(Record, frozen=True):
-    """Leaves that several states have in common, stored once: its key in the checkpoint store, and its bytes."""
+    """Leaves that several states have in common, stored once in the checkpoint store, under ``key``."""
 
     key: StateKey
     bytes: int
@@ -73,18 +73,18 @@ class Kept(Record, frozen=True, omit_defaults=True):
 
     key: StateKey
     bytes: int
-    """Bytes that it has, wherever they are stored: the same in every run."""
+    """Bytes of the whole state, including its parts: the same in every run."""
     digest: str
     marks: str = ""
     """Marks of its leaves, to identify those that differ when the state is retrained."""
     parts: tuple[Part, ...] = ()
-    """Parts that hold leaves of it which other states have as well."""
+    """Parts that hold the leaves that it has in common with other states."""
     rest: int | None = None
-    """Bytes of its own files, where it has parts."""
+    """Bytes of its own files, without those of its parts; ``None`` if it has no parts."""
 
     @property
     def own(self) -> int:
-        """Bytes of its own files."""
+        """Bytes of its own files, without those of its parts."""
         return self.bytes if self.rest is None else self.rest
 
 
@@ -101,8 +101,9 @@ class UserFailure(Record, frozen=True):
 
 
 class FrozenWork(Record, frozen=True):
-    """Batches to which frozen layers were to be applied before anything that is trained, and the ``skipped`` ones among
-    them, for which a sibling or an earlier step had computed the same. ``seconds``: what they saved, an estimate."""
+    """The work of frozen layers that precede all trained ones. ``batches``: the number of batches to apply them to;
+    ``skipped``: for how many of these a sibling or an earlier step had computed the result; ``seconds``: the estimated
+    time that this saved."""
 
     batches: int
     skipped: int

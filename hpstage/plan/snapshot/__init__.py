@@ -1,8 +1,8 @@
 """Snapshots of a plan: the result of folding a journal, in bytes, so that it need not be folded again. Pure.
 
-A snapshot only saves time. One of other code or of another workload, a damaged one, and one that contradicts itself are
-:class:`Unusable`, and the journal is folded instead. It is MessagePack, never pickle: the fields of all objects of
-which a plan consists, except those that follow from others.
+A snapshot only saves time. It is :class:`Unusable` if it was written by other code, belongs to another workload, is
+damaged or contradicts itself; then the journal is folded instead. It is MessagePack, never pickle: the fields of all
+objects in a plan, except the fields that can be derived from others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hpstage.store.cursor import Cursor
 
 
 class Unusable(StoreError):
-    """A snapshot cannot be used here, or none can be made of a plan; the message gives the reason."""
+    """A snapshot cannot be used, or a plan cannot be written as a snapshot; the message gives the reason."""
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True):
@@ -44,8 +44,8 @@ class _Header(msgspec.Struct, array_like=True, frozen=True):
 
 
 def tag(package: Path) -> bytes:
-    """Return what snapshots of a version of hpstage begin with: a digest of its code that folds facts, since other code
-    may make another plan of them."""
+    """Return the first bytes of snapshots that a version of hpstage writes. They contain a digest of the code that
+    folds facts, since other code may fold them into another plan."""
     hasher = xxhash.xxh3_128()
     for folder in ("plan", "schedule"):
         for file in sorted((package / folder).rglob("*.py")):
@@ -65,9 +65,9 @@ _DERIVED = {
     *("_roots", "_equal", "_siblings"),  # of a tree
     *("_history", "_trail"),  # of a node
 }
-"""Fields that are not written."""
+"""Derived fields, which are not written."""
 _OF_TREE = {"nodes", "milestones", "branch_points"}
-"""Fields of the tree that are written; its plan has the same objects."""
+"""Fields of the tree that are written nevertheless; the plan's fields of these names are the same objects."""
 
 
 def _layout() -> Layout:
@@ -82,7 +82,7 @@ def _layout() -> Layout:
     structs: list[Any] = [kind for kind in vars(facts).values() if isinstance(kind, type) and issubclass(kind, Record)]
     for kind in (*structs, *get_args(Form), Segment, Schedule, Plateau):
         fields[kind] = kind.__struct_fields__
-    # Compared by identity.
+    # Objects that are compared by identity.
     constants = distinct(True), distinct(False), nodes._NONE, nodes._NO_STATES, nodes._NO_PLATEAUS
     return Layout(fields, constants)
 
@@ -96,7 +96,7 @@ def snapshot_of(plan: SearchPlan) -> bytes:
     """Return the snapshot of a plan, which must not change during the call.
 
     Raises:
-        Unusable: the plan holds what no snapshot can, such as an integer of more than 64 bits.
+        Unusable: the plan contains a value that cannot be written, such as an integer of more than 64 bits.
     """
     header = _Header(plan.workload, plan.sharing, plan.cursor.position, plan.cursor.hash)
     encoder = msgspec.msgpack.Encoder()
@@ -114,7 +114,7 @@ def restored(content: bytes, workload: StateKey, *, sharing: bool) -> SearchPlan
     """Return the plan of a snapshot.
 
     Raises:
-        Unusable: it is damaged, of another version or workload, or contradicts itself.
+        Unusable: the snapshot is damaged, of another version or workload, or contradicts itself.
     """
     if not content.startswith(TAG):
         raise Unusable("it was written by another version of hpstage")
@@ -143,7 +143,7 @@ _CONTRADICTIONS = (
 
 
 def _complete(plan: SearchPlan) -> None:
-    """Set the fields that follow from others."""
+    """Set the derived fields."""
     tree = plan._tree
     plan.nodes, plan.milestones, plan.branch_points = tree.nodes, tree.milestones, tree.branch_points
     plan._targets = {trial.targets: trial.targets for trial in plan.trials.values()}
@@ -158,7 +158,7 @@ def _complete(plan: SearchPlan) -> None:
 
 
 def _check(plan: SearchPlan) -> None:
-    """Raise ValueError if sums, or the keys of some saved states, do not match their parts."""
+    """Raise ValueError if the sum of trained steps or the key of any of some saved states is wrong."""
     if plan.totals.steps_trained != sum([node.trained for node in plan.nodes]):
         raise ValueError("the nodes' steps do not add up")
     for key, state in islice(plan.kept.items(), 0, None, 1 + len(plan.kept) // _KEYS):

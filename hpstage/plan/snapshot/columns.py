@@ -1,9 +1,10 @@
-"""Objects that refer to each other, in columns: of each class a list per field, which MessagePack decodes in C. Pure.
+"""Objects that refer to each other, in columns: for each class a list per field, which MessagePack decodes in C. Pure.
 
-Of a field, most objects have a value of one type. Numbers are written as they are; strings, and objects of the classes,
-as numbers of theirs; containers as their lengths and one column of all items. Nothing else can be written, so that
-reading makes objects of these classes alone, and calls none of their methods but the constructors of structs. A column
-is decoded when its turn comes: the numbers of all together would take as much memory as the objects.
+Most objects have a value of the same type in a field. Numbers are written as they are; strings, and objects of the
+layout's classes, as their numbers in tables; containers as their lengths and one column of all their items. Nothing
+else can be written. So reading creates only objects of these classes, and calls none of their methods except the
+constructors of structs. Each column is decoded only when it is needed: all decoded columns together would take as much
+memory as the objects.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ class _Constants(msgspec.Struct, array_like=True, tag=2):
 
 
 class _Objects(msgspec.Struct, array_like=True, tag=3):
-    """``kind``: the number of their class."""
+    """Objects of one class. ``kind``: the number of the class; ``numbers``: the number of each object."""
 
     kind: _Number
     numbers: list[_Number]
 
 
 class _Items(msgspec.Struct, array_like=True, tag=4):
-    """Sequences. Of tuples that are the same object, one is written; ``numbers`` is then the place of each value."""
+    """Sequences. Tuples that are the same object are written once; ``numbers`` is then the index of each value."""
 
     kind: _Number
     numbers: list[_Number] | None
@@ -60,14 +61,14 @@ class _Pairs(msgspec.Struct, array_like=True, tag=5):
 
 
 class _Mixed(msgspec.Struct, array_like=True, tag=6):
-    """``kinds``: of each value, the number of the column that has it."""
+    """Values of several types. ``kinds``: for each value, the index of the column that holds it."""
 
     kinds: list[_Number]
     columns: list[msgspec.Raw]
 
 
 class _Same(msgspec.Struct, array_like=True, tag=7):
-    """``value``: a column of one value, which is repeated ``length`` times."""
+    """The same value ``length`` times. ``value``: a column of this value only."""
 
     length: _Number
     value: msgspec.Raw
@@ -78,10 +79,10 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Column).decode
 
 Content = tuple[list[str], list[tuple[int, int, list[msgspec.Raw]]], msgspec.Raw]
-"""The strings; batches of objects: the number of their class, how many there are, a column for each field; the root."""
+"""The strings; batches of objects (number of the class, number of objects, a column for each field); the root."""
 
 _PER_BYTE = 16
-"""How many times a value may be there, by bytes of all content."""
+"""Upper bound on the length of a :class:`_Same` column, relative to the number of bytes of the snapshot."""
 _NUMBERS = frozenset({NoneType, bool, int, float})
 _SEQUENCES: tuple[type, ...] = (list, tuple, set, Ordered)
 _MAPPINGS: tuple[Any, ...] = (dict, Counter)
@@ -101,29 +102,29 @@ class Layout:
     """Defines which objects can be written.
 
     Attributes:
-        fields: the classes, each with the names of the fields that are written: of a struct, all.
-        constants: objects that are not written, and the same wherever they are read.
+        fields: the classes, each with the names of its fields that are written; for a struct, all its fields.
+        constants: objects that are not written; reading returns the same objects.
     """
 
     fields: Mapping[type, Sequence[str]]
     constants: Sequence[object]
 
     def write(self, root: object) -> Content:
-        """Return the content of an object, and of all that it refers to.
+        """Return the content of an object and of all objects that it refers to.
 
         Raises:
-            TypeError: there is something else among it.
+            TypeError: one of these objects is of a class that cannot be written.
         """
         return _Writer(self).write(root)
 
     def read(self, content: Content, most: int) -> Any:
-        """Return the object again.
+        """Return the object that was written.
 
         Args:
-            most: how many objects there are at most.
+            most: upper bound on the number of objects.
 
         Raises:
-            HpstageError, ValueError, LookupError, TypeError, AttributeError, StopIteration, RuntimeError: it
+            HpstageError, ValueError, LookupError, TypeError, AttributeError, StopIteration, RuntimeError: the content
                 contradicts itself.
         """
         return _Reader(self, content, most).root
@@ -145,7 +146,7 @@ class _Writer:
         self._places = {kind: place for place, kind in enumerate(layout.fields)}
         self._texts = _NumberedTexts()
         self._numbers: dict[type, dict[int, int]] = {kind: {} for kind in layout.fields}  # by the objects' ids
-        self._new: dict[type, list[object]] = {kind: [] for kind in layout.fields}  # their fields are to be written
+        self._new: dict[type, list[object]] = {kind: [] for kind in layout.fields}  # objects yet to be written
 
     def write(self, root: object) -> Content:
         batches = []
@@ -195,7 +196,7 @@ class _Writer:
         if kind is set:
             values = [*map(sorted, values)]
         elif kind is tuple and len(distinct := {id(value): value for value in values}) < len(values):
-            places = {key: place for place, key in enumerate(distinct)}  # what cannot change is there once
+            places = {key: place for place, key in enumerate(distinct)}  # a tuple cannot change: once is enough
             numbers, values = [*map(places.__getitem__, map(id, values))], [*distinct.values()]
         items = self._column([*chain.from_iterable(values)])
         return _Items(_SEQUENCES.index(kind), numbers, [*map(len, values)], items)
@@ -243,8 +244,8 @@ class _Reader:
                     vars(obj)[name] = value
 
     def _structs(self, kind: type) -> list[Any]:
-        """Return the structs of a class. They are created when they are first referred to, which only structs of other
-        classes do."""
+        """Return the structs of a class, creating them at the first reference. No struct refers to a struct of its own
+        class, so all fields of a class can be read before its structs are created."""
         if kind not in self._made:
             make = _maker(kind)
             batches = ([self._values(column) for column in columns] for columns in self._batches[kind])
@@ -276,17 +277,17 @@ class _Reader:
                 each = [iter(self._values(one)) for one in columns]
                 mixed = [*map(next, map(each.__getitem__, kinds))]
                 if len(mixed) < len(kinds):
-                    raise ValueError(f"there are {len(mixed)} values of {len(kinds)}")
+                    raise ValueError(f"there are {len(mixed)} values, not {len(kinds)}")
                 return mixed
             case _Same(length, value):
                 if length > self._most:
-                    raise ValueError(f"there are {length} values of one kind")
+                    raise ValueError(f"a value is repeated {length} times")
                 [only] = self._values(value)
                 return [only] * length
 
 
 def _maker(kind: Any) -> Callable[..., Any]:
-    """Return what makes a struct of its fields in their order."""
+    """Return a function that creates a struct from its field values, in order."""
     names, given = kind.__struct_fields__, inspect.signature(kind).parameters.values()
     if all(one.kind is one.POSITIONAL_OR_KEYWORD for one in given):
         return kind  # type: ignore[no-any-return]
@@ -298,7 +299,7 @@ def _picked(table: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
 
 
 def _cut(lengths: Sequence[int], values: Iterable[Any], total: int) -> Iterator[Iterable[Any]]:
-    """Return consecutive parts of ``total`` values, each to be read before the next."""
+    """Cut ``total`` values into consecutive parts of these lengths. Each part must be read before the next."""
     if sum(lengths) != total:
-        raise ValueError(f"parts of {sum(lengths)} of {total} items")
+        raise ValueError(f"the lengths add up to {sum(lengths)}, not {total}")
     return map(islice, repeat(iter(values)), lengths)

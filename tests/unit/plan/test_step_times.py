@@ -34,7 +34,7 @@ def test_workers_with_fewer_slots_have_the_first_of_them() -> None:
     "seconds", [(), ((2, 1.0),), ((1, 1.0), (1, 2.0)), ((1, 1.0), (4, 2.0), (2, 1.0)), ((1, 0.0),)]
 )
 def test_what_is_not_a_measurement_is_refused(seconds: tuple[tuple[int, float], ...]) -> None:
-    with pytest.raises(ValueError, match="from one on"):
+    with pytest.raises(ValueError, match="from 1 on"):
         StepTimes(seconds)
 
 

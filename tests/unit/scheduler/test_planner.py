@@ -248,7 +248,7 @@ def test_a_state_that_was_kept_as_another_is_refused_and_nothing_is_folded() -> 
     plan = search.driver.plan
     one, other = plan.trials[TrialId("study/0")].last.ancestry()[0], plan.trials[TrialId("study/1")].last.ancestry()[0]
     for key in (plan.key(other, 4), plan.key(one, 5)):
-        with pytest.raises(InternalError, match=f"was kept as {key}"):
+        with pytest.raises(InternalError, match=f"was saved as {key}"):
             check(plan, StateReached(ChainId("c"), WorkerId("w"), one.id, 0, 4, 1.0, 1.0, kept=Kept(key, 1, "")))
         assert not one.states and not plan.kept and plan.totals.steps_trained == 0
     plan.apply(StateReached(ChainId("c"), WorkerId("w"), one.id, 0, 4, 1.0, 1.0, kept=Kept(plan.key(one, 4), 1, "")))
