@@ -15,7 +15,8 @@ from hpstage.scheduler.stage_tree import StageTree
 class Answer:
     """The outcome of a target: its metrics, or the failure that prevents reaching it.
 
-    ``ending``: what ended training before the target. The metrics are those of its last state, none if it was pruned.
+    ``ending``: set if training ended before the target. The metrics are then those of the last state, ``None`` if it
+    was pruned.
     """
 
     trial: TrialId
@@ -66,7 +67,7 @@ class Answers:
         return [Answer(trial, state.step, metrics, failure) for trial in mine]
 
     def _waiting_beyond(self, fact: StageFailed | TrainingEnded) -> list[tuple[State, dict[TrialId, DriverId]]]:
-        """Return the states that are out of reach now and that trials wait for, each with these."""
+        """Return the states that are now out of reach and that trials wait for, each with these trials."""
         beyond = ((state, self.plan.open_targets.waiting(state)) for state in self.plan.beyond(fact))
         return [(state, waiting) for state, waiting in beyond if waiting]
 

@@ -1,8 +1,8 @@
-"""Draws the states to audit in random order; late ones and those of unaudited regimes are more likely. Pure.
+"""Draws the states to audit in random order; late states and those of unaudited regimes are more likely. Pure.
 
-States are drawn by weight and without replacement, in the order in which they would decay: each waits for a time from
-the exponential distribution, at a rate that is its weight (Efraimidis and Spirakis, Information Processing Letters
-97(5), 2006). The times depend on a seed and the states' keys only.
+States are drawn by weight and without replacement: each gets a random time from the exponential distribution with its
+weight as rate, and the smallest time is drawn first (Efraimidis and Spirakis, Information Processing Letters 97(5),
+2006). The times depend only on a seed, the states' keys and the number of states drawn before.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _STOPPED = 4.0
 """Factor by which states whose audit was stopped are less likely to be drawn: their audits may take longer than idle
 times."""
 WHOLE = 8
-"""One of this many audits is an audit of a whole trial."""
+"""One in this many audits is of a whole trial."""
 
 
 @dataclass(order=True, slots=True)
 class Drawn:
-    """A saved state, and when it is drawn.
+    """A saved state, and the time that orders the draws.
 
-    ``seen``: the time is that of a state whose regime was audited. ``whole``: the trial that ends with it is audited
-    from nothing.
+    ``seen``: whether the time accounts for an earlier audit of the state's regime. ``whole``: whether to audit the
+    whole trial that ends with the state.
     """
 
     time: float
@@ -51,7 +51,7 @@ class AuditDraw:
     """The states of a plan in the order in which they are audited.
 
     Args:
-        seed: of the order.
+        seed: seed of the order.
         numerics: the step backend, where the trainable leaves the choice to the search.
     """
 
@@ -101,7 +101,7 @@ class AuditDraw:
                 continue
             regime = self._plan.nodes[drawn.node].regime
             since = self._seen.get(regime)
-            if since is not None and not drawn.seen:  # it waits longer from then on
+            if since is not None and not drawn.seen:  # from then on, it waits longer
                 drawn.time, drawn.seen = since + (drawn.time - since) * UNSEEN, True
                 heapq.heappush(self._segments, drawn)
             elif since is not None and only_unseen:
@@ -150,7 +150,7 @@ class AuditDraw:
         return state is not None and state.digest is not None and (ended is None or ended.step > drawn.step)
 
     def _wait(self, state: State) -> float:
-        """Return for how long a state of weight 1 waits from now on."""
+        """Return a random waiting time for a state of weight 1."""
         key = self._plan.key(state.node, state.step) if state.kept is None else state.kept.key
         drawn = hashlib.blake2b(f"{key}/{self._count}".encode(), digest_size=8, key=self._seed).digest()
         return -math.log((int.from_bytes(drawn, "big") + 1) / (1 << 64))

@@ -14,9 +14,9 @@ from hpstage.scheduler.workers import Worker
 GRACE = 0.25
 """Minimum seconds that a worker is idle before it audits. Most chains are followed by the next one at once."""
 _ROUNDING = 1e-6
-"""Tolerance in seconds for a clock that is behind the time for which the driver has waited."""
+"""Tolerance in seconds, since the clock may be slightly behind when the driver has waited for a time."""
 _BEGINNING = 1.5
-"""Seconds until a process trains, before any was measured."""
+"""Seconds until the process of an audit trains, assumed before any was measured."""
 _TRIES = 64
 """Maximum number of states to draw in search of one whose audit is short enough."""
 _FAILURES = 3
@@ -25,7 +25,7 @@ _FAILURES = 3
 
 @dataclass(frozen=True, slots=True)
 class RunningAudit:
-    """An audit on a worker. ``began``: on the executor's clock."""
+    """An audit on a worker. ``began``: on the executor's clock. ``estimated``: the seconds of its steps."""
 
     audit: Audit
     drawn: Drawn
@@ -39,16 +39,16 @@ class Audits:
     """The audits of one driver."""
 
     driver: DriverId  # makes the ids of audits unique
-    draw: AuditDraw  # what is audited
+    draw: AuditDraw  # the states to audit, in order
     _started: int = 0
     running: dict[AuditId, RunningAudit] = field(default_factory=dict)
     _on: dict[WorkerId, AuditId] = field(default_factory=dict)
-    _ending: set[AuditId] = field(default_factory=set)  # those that were stopped; below, those of them for a chain
-    _displaced: set[AuditId] = field(default_factory=set)
+    _ending: set[AuditId] = field(default_factory=set)  # audits that were stopped, and may still run
+    _displaced: set[AuditId] = field(default_factory=set)  # those of them that were stopped for a chain
     _idle_since: dict[WorkerId, float] = field(default_factory=dict)
-    _nothing_left: bool = False  # until a further state is kept
+    _nothing_left: bool = False  # no state is left to audit, until a further one is saved
     _failures: int = 0  # in a row
-    _beginnings: list[float] = field(default_factory=list)  # seconds of audits beyond those of their steps
+    _beginnings: list[float] = field(default_factory=list)  # seconds of recent audits, without those of their steps
     _rest_since: float | None = None  # when the search had nothing left to train
 
     def changed(self) -> None:
@@ -64,15 +64,15 @@ class Audits:
         """Start audits on workers that have been idle for a while. O(idle workers).
 
         Args:
-            idle: those that can be given a chain, and were not.
-            seconds: how long workers wait for audits at most. Only what can be expected to end by then is begun, and
-                only in regimes not yet audited.
+            idle: workers that are ready for a chain but were given none.
+            seconds: the maximum time that workers wait for audits. If set, only audits that are expected to end by then
+                are started, and only in regimes not yet audited.
         """
         hosts = [worker.id for worker in idle if worker.id == worker.host and not worker.others]
         self._idle_since = {host: self._idle_since.get(host, now) for host in hosts}
         for host in hosts:
             if self._on.get(host) in self._displaced:
-                self._drop(host)  # the chain has ended, so the report of this one's end was lost
+                self._drop(host)  # the chain has ended, so the report that the audit ended was lost
         found: list[StartAudit] = []
         for host, since in self._idle_since.items():
             if not self.wanted:
@@ -122,7 +122,7 @@ class Audits:
         return fmean(self._beginnings) if self._beginnings else _BEGINNING
 
     def due_at(self) -> float | None:
-        """Return when the next idle worker has been idle for long enough; ``None`` if none will audit."""
+        """Return when the next idle worker has been idle long enough to audit; ``None`` if none will audit."""
         if not self.wanted or not self.draw:
             return None
         waiting = [since for host, since in self._idle_since.items() if host not in self._on]

@@ -51,14 +51,14 @@ class WantedSteps(list[Wanted]):
         del self[bisect_left(self, step, key=_step)]
 
     def after(self, step: int) -> Wanted | None:
-        """Return the first one after a step."""
+        """Return the first wanted step after a step."""
         index = bisect_right(self, step, key=_step)
         return self[index] if index < len(self) else None
 
     def between(
         self, step: int, stop: int | None, inclusive: tuple[bool, bool], most: int | None = None
     ) -> list[Wanted]:
-        """Return those from ``step`` to ``stop``, the first ``most`` of them; ``None``: no limit."""
+        """Return the wanted steps from ``step`` to ``stop``, at most ``most`` of them (``None``: no limit)."""
         first = (bisect_left if inclusive[0] else bisect_right)(self, step, key=_step)
         end = len(self) if stop is None else (bisect_right if inclusive[1] else bisect_left)(self, stop, key=_step)
         return self[first : end if most is None else min(end, first + most)]
@@ -67,7 +67,7 @@ class WantedSteps(list[Wanted]):
 _step = attrgetter("step")
 
 
-# Shared by the many branches that have none, and never changed: see Branch.
+# Empty collections, which many branches share and which are never changed: see Branch.
 _NO_WANTED = WantedSteps()
 _NO_SOURCES: Ordered[int] = Ordered()
 _NO_COVERS: dict[ChainId, Span] = {}
@@ -78,7 +78,7 @@ _NONE_READY: dict[int, float] = {}
 class Branch:
     """The transient data of a node.
 
-    There is one per node, and few have all of it: a collection is made by the method that first adds to it.
+    There is one per node, and most of its collections are empty. The method that first adds to a collection creates it.
     """
 
     __slots__ = (
@@ -100,10 +100,10 @@ class Branch:
 
     def __init__(self, node: Node, above: Branch | None, cost: float) -> None:
         self.node = node
-        self.above = above  # its parent's
+        self.above = above  # the branch of its parent
         self.cost = cost  # seconds per step, as used in ``far`` and ``length``
         self.wanted = _NO_WANTED
-        self.sources = _NO_SOURCES  # kept steps after the start
+        self.sources = _NO_SOURCES  # steps after the start whose states are saved
         self.covers = _NO_COVERS  # the part of the branch that each chain will still train
         self.needy = False
         self.length = 0.0  # seconds of the longest remaining path, from the branch's start
@@ -111,14 +111,14 @@ class Branch:
         # renewed when they reach the top.
         self.far = _NO_FAR
         self.ready = _NONE_READY  # step of each ready stage -> the priority it is queued with
-        self.rated = 0  # the estimates by which
+        self.rated = 0  # the number of the estimates on which these priorities are based
         # Its contribution to the sums of WorkLeft.
         self.seconds = 0.0
         self.steps = 0
         self.unfinished = False
 
     def want(self, step: int) -> Wanted:
-        """Return what a step is wanted for, so far nothing if it is new."""
+        """Return the entry of a wanted step; a new one has no reasons yet."""
         wanted = self.wanted.at(step)
         if wanted is None:
             wanted = Wanted(step)
@@ -178,7 +178,7 @@ class WorkLeft:
 
 
 def steps_left(branch: Branch) -> int:
-    """Count the steps of a branch that chains will train, and the further ones to its first and last wanted steps."""
+    """Count the steps of a branch that chains will train, and those missing up to its first and last wanted steps."""
     covers = branch.covers.values()
     left = sum(cover.stop - cover.start for cover in covers)
     if branch.wanted:

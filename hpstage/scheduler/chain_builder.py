@@ -16,7 +16,7 @@ from hpstage.scheduler.branches import Branch
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.stage_tree import StageTree
 
-# Maximum number of boundaries that a chain is laid ahead, which bounds the cost of laying it.
+# Maximum number of boundaries that a chain has ahead, which bounds the cost of building it.
 _HORIZON = 64
 # Maximum number of milestones considered on one span.
 _CONSIDERED = 256
@@ -28,7 +28,7 @@ _BOUNDARY_SECONDS = 0.005
 
 @dataclass(eq=False, repr=False)
 class ChainBuilder:
-    """Lays and prolongs chains."""
+    """Builds chains and prolongs them."""
 
     plan: SearchPlan
     tree: StageTree
@@ -36,12 +36,12 @@ class ChainBuilder:
     checkpoint_every: int | None  # instead of that, the multiple of steps at which states are kept
     verify: Verify  # which forks are verified
     numerics: str  # the step backend, where the trainable leaves the choice to the search
-    verifying: Regimes = field(default_factory=Regimes)  # by running chains
+    verifying: Regimes = field(default_factory=Regimes)  # regimes under which running chains verify forks
 
     def prolongation(self, orders: Orders) -> tuple[Span, ...]:
-        """Return the path beyond the chain's last state, if wanted work there is reached in no other way."""
+        """Return the path beyond the chain's last state, if wanted steps there are reached in no other way."""
         if len(orders.marks) > _HORIZON // 2:
-            return ()  # it is laid far enough ahead for now
+            return ()  # it has enough boundaries ahead for now
         last = orders.chain.spans[-1]
         if orders.chain.at == last.stop:
             return ()  # it is at its end: it will end before an amendment can reach it
@@ -54,7 +54,7 @@ class ChainBuilder:
             return ()
         path = self.path(branch, step, len(orders.marks))
         if path and path[0].stop == path[0].start:
-            path = path[1:]  # a child attached there
+            path = path[1:]  # it continues on a child that is attached to the last state
         return self.for_gang(path) if orders.chain.gang else path
 
     def for_gang(self, path: tuple[Span, ...]) -> tuple[Span, ...]:
@@ -122,7 +122,7 @@ class ChainBuilder:
         for index, span in enumerate(spans):
             branch = self.tree.branch_of(span)
             node = branch.node
-            # A first step followed by another stage offers nothing to fork: it is trained from where it began.
+            # A first stage of one step that is followed by another has no state in between from which to fork.
             first = begins and index == 0
             verify = (not first or span.stop - span.start > 1 or len(spans) == 1) and self._verifies(
                 orders, node, first
@@ -200,7 +200,7 @@ class ChainBuilder:
         )
 
     def yield_step(self, orders: Orders) -> int:
-        """Return the next step at which the chain may yield before its next mark, near where it keeps a state."""
+        """Return the next step at which the chain may yield before its next mark, near a state that it saves anyway."""
         place = max(orders.chain.at, orders.passed)
         if orders.yield_at is None or orders.yield_at <= place:  # fixed once computed, although estimates change
             if self.checkpoint_seconds is not None:

@@ -1,6 +1,6 @@
 """Covers of running chains: steps that no other chain may train, and workers that are busy. Pure.
 
-This includes the chains of other drivers, which the plan has from the journal.
+This includes the chains of other drivers, which the plan knows from the journal.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The number of workers that ready and future stages can use. Pure.
 
-A worker is allocated from the request for it and takes a while to start: that is the price of each start. Hence a
-worker stays if the search is expected to need it again within that time. A new one is requested if by then more paths
-wait than the present workers can take, and it will train for longer than it takes to start.
+A worker is allocated as soon as it is requested, but takes a while to start: that time is the price of a start. Hence a
+worker stays if the search is expected to need it again within that time. A new worker is requested if, by the time it
+has started, more paths will wait than the present workers can take, and it will train for longer than it took to start.
 
 The next requests of an algorithm, such as the next rung of a synchronous search, are not known here, but may be
 foreseen (:attr:`Demands.foresee`). A worker that was needed until now, or is starting, is kept for as long as
@@ -26,30 +26,30 @@ from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.stage_tree import StageTree
 from hpstage.scheduler.workers import Workers
 
-# The largest number of waiting paths that are looked at.
+# Maximum number of waiting paths that are considered.
 _LOOKED_AT = 1000
 
-# How many times as long as it takes to start, a worker is to train what is only foreseen.
+# A worker for paths that are only foreseen must train for this many times as long as it takes to start.
 _WORTH = 5.0
 
 _ReadyStage = tuple[float, Branch, int]
 _Path = Iterator[tuple[float, list[_ReadyStage]]]
-"""The course of a worker: when it keeps states, and which paths can be trained from there on."""
+"""A worker's future events: when it saves a state, and which paths can be trained from that state."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Expected:
-    """A forecast of the present workers for some seconds."""
+    """A forecast for the present workers over some seconds."""
 
-    most: int  # of them busy at a time
-    usable: int  # paths that could be trained in the end, those included that are
-    seconds: float  # of work left in the end
+    most: int  # maximum number of workers busy at a time
+    usable: int  # number of paths that are being trained at the end, or could be
+    seconds: float  # work left at the end
 
 
 @dataclass(eq=False, repr=False)
 class Demands:
-    """Computes how many workers a search can use. Which of the surplus ones leave matters little: a path that could
-    continue from a state that an idle worker holds live would be trained there."""
+    """Computes how many workers a search can use. It matters little which of the surplus workers leave: if a path could
+    continue from a state that an idle worker holds live, that worker would already be training it."""
 
     plan: SearchPlan
     tree: StageTree
@@ -57,15 +57,15 @@ class Demands:
     running: Mapping[ChainId, Orders]
     driver: DriverId
     foresee: Callable[[float, float, float], int] | None = None
-    """Given now, a time ahead and a length in seconds, returns how many paths of at least that length will then be
-    trained at a time, including steps that are not requested yet."""
-    _earlier: deque[tuple[float, int]] = field(default_factory=deque)  # those that no later one exceeds, with times
+    """Given the time now, a delay and a length in seconds, returns how many paths of at least that length will be
+    trained at a time after the delay, including steps that are not requested yet."""
+    _earlier: deque[tuple[float, int]] = field(default_factory=deque)  # earlier numbers that no later one exceeds
 
     def at(self, now: float, start_seconds: float) -> int:
-        """Return how many workers to have at ``now``, where starting one takes ``start_seconds``.
+        """Return how many workers to have at ``now``, if starting one takes ``start_seconds``.
 
-        Of several drivers that share a plan and a cluster, one counts for all. O(n log n) in the paths that wait and
-        the stages that can begin until it has started.
+        If several drivers share a plan and a cluster, one of them counts for all. O(n log n) in the waiting paths and
+        the stages that can begin within ``start_seconds``.
         """
         if self._is_counted():
             return 0
@@ -93,13 +93,13 @@ class Demands:
             return 0
         expected = self._expect(now, start_seconds)
         if not self.plan.totals.steps_trained:
-            return max(1, expected.most)  # what a step takes is not known yet
+            return max(1, expected.most)  # the time of a step is not known yet
         worth = int(expected.seconds / start_seconds) if start_seconds else expected.usable
         foreseen = self.foresee(now, start_seconds, _WORTH * start_seconds) if self.foresee and start_seconds else 0
         return max(1, expected.most, min(expected.usable, worth), foreseen)
 
     def _expect(self, now: float, seconds: float) -> _Expected:
-        """Expect that free workers take the longest path that waits, until ``seconds`` from now."""
+        """Simulate the next ``seconds``, in which free workers take the longest waiting path."""
         able = self.workers.able(now)
         schedule: ListSchedule[tuple[Branch, int], tuple[list[_ReadyStage], _Path, int]] = ListSchedule(able)
         able, most, worked = max(0, able), 0, 0.0
@@ -117,7 +117,7 @@ class Demands:
                 schedule.wait(length, (branch, step))
 
         for chain in self.plan.chains.values():
-            mine = (self.workers.get(worker) for worker in chain.workers)  # none of those in another cluster
+            mine = (self.workers.get(worker) for worker in chain.workers)  # None for workers of another cluster
             held = sum(worker is not None and worker.chain == chain.id for worker in mine)
             schedule.free -= held
             follow(self._course(chain, now), held)

@@ -21,7 +21,7 @@ from hpstage.scheduler.preemption import Preemption
 from hpstage.scheduler.stage_tree import StageTree
 from hpstage.scheduler.workers import Worker, Workers
 
-# ReadyStages considered in search of one whose source the idle worker holds live.
+# Number of ready stages considered in search of one whose source the idle worker holds live.
 _CONSIDERED = 8
 
 Claim = ChainStarted | ChainProlonged
@@ -30,13 +30,13 @@ Claim = ChainStarted | ChainProlonged
 
 @dataclass(eq=False, repr=False)
 class Dispatch:
-    """Starts chains and amends running ones: the ``tree``'s ready stages on idle ``workers``, as the ``builder`` lays
-    them."""
+    """Starts ready stages of the ``tree`` on idle ``workers``, as chains that the ``builder`` builds, and amends chains
+    that are running."""
 
     plan: SearchPlan
     tree: StageTree
     builder: ChainBuilder
-    preemption: Preemption  # knows how long it takes a worker to begin elsewhere
+    preemption: Preemption  # estimates the cost of switching to another branch
     gangs: Gangs  # which workers train a chain together
     workers: Workers  # of the driver's executor
     running: Mapping[ChainId, Orders]  # the orders of the driver's chains
@@ -45,7 +45,7 @@ class Dispatch:
 
     @property
     def _times_first(self) -> bool:
-        """Whether chains report their first step, since more than the order of chains depends on what one takes."""
+        """Whether chains report their first step: only if more than their order depends on the time of a step."""
         needed = self.builder.checkpoint_seconds is not None or self.gangs.widths.widest > 1
         return needed and not self.plan.totals.steps_trained
 
@@ -85,16 +85,16 @@ class Dispatch:
             chosen = 0
             seconds, branch, step = ready[0]
             if StateRef(branch.node.id, step) in self.plan.losses:
-                # A worker has died in training from there, and none has trained beyond it since. Alone, so that no
-                # other is blamed if it happens again. Where no worker is free, the one with the fewest chains gets no
-                # more of them until it is.
+                # A worker has died in training from this state, and no worker has trained beyond it since. The stage
+                # needs a worker without other chains, so that none of these is blamed if the worker dies. If there is
+                # no such worker, the one with the fewest chains gets no more until its chains have ended.
                 alone = idle[0]
                 ready.pop(0)
                 idle = [worker for worker in idle if worker.host != alone.host]
                 if not alone.others:
                     yield seconds, alone, branch, step
                 continue
-            # Not one of a worker that trains others while another trains none, even if that has to load the state.
+            # Prefer a worker that holds the source live, but only among those with as few other chains.
             worker, source = idle[0], source_of(branch, step)
             if source is not None:
                 worker = next((one for one in idle if source in one.live and one.others == worker.others), worker)
@@ -137,7 +137,7 @@ class Dispatch:
                 continue
             orders = self.running.get(passing)
             if orders is None or orders.stopping:
-                # Either another driver's, which sees the wanted step too, or the step is open again once it ends.
+                # The chain is another driver's, which sees the wanted step too; or the step is open again once it ends.
                 continue
             if step not in orders.marks:
                 orders.marks.add(step)

@@ -16,7 +16,7 @@ from hpstage.scheduler.branches import Branch
 from hpstage.scheduler.orders import Orders
 from hpstage.scheduler.stage_tree import StageTree
 
-# The most workers that get a hint at a time, those that finish first, and the number of states in a hint.
+# Maximum number of workers with a hint at a time (those that finish first), and of states in a hint.
 EXPECTING, _STATES = 4, 2
 # Stale entries of the queue before it is rebuilt.
 _STALE = 1000
@@ -33,8 +33,8 @@ def source_of(branch: Branch, step: int) -> StateRef | None:
 class Expectation:
     """Follows which states the workers that finish first will start from next.
 
-    The worker that finishes first gets the longest path that waits, the next one the second longest. Each hint has
-    one state more, since they may finish in another order.
+    The worker that finishes first gets the longest waiting path, the next one the second longest. Each hint has one
+    more state, since the workers may finish in another order.
     """
 
     plan: SearchPlan

@@ -30,7 +30,7 @@ _LEFT_OUT = (10.0, 600.0)
 _VAIN = 6
 
 Start = tuple[float, Worker, Branch, int]
-"""Seconds of the remaining path, who trains it, and the ready stage: a branch, and a step."""
+"""Seconds of the remaining path, the worker that trains it, and the branch and step of the ready stage."""
 
 
 @dataclass(eq=False, repr=False)
@@ -41,13 +41,13 @@ class Gangs:
     tree: StageTree
     builder: ChainBuilder
     preemption: Preemption
-    widths: Widths  # what they gain; its ``widest`` becomes 1 when no more gangs are formed
+    widths: Widths  # how much gangs gain; its ``widest`` becomes 1 when no more gangs are formed
     _any_formed: bool = False
     _formed: dict[ChainId, tuple[WorkerId, ...]] = field(default_factory=dict)
     _missed: dict[WorkerId, tuple[int, float]] = field(default_factory=dict)  # how often in a row, left out until when
     _in_vain: int = 0  # gangs in a row that did not meet
     _logged: set[str] = field(default_factory=set)
-    _unused: str = ""  # why workers that had nothing to do last trained with no other
+    _unused: str = ""  # why idle workers did not join a chain, as last found
 
     def __post_init__(self) -> None:
         self._can_form = self.widths.widest > 1
@@ -92,7 +92,7 @@ class Gangs:
                 f"{report.message}. No workers have met in {_VAIN} attempts: from now on each chain is trained by one "
                 f"worker, with the same results."
             ]
-        cause = re.sub(r"\d+", "", report.message)  # not where they met
+        cause = re.sub(r"\d+", "", report.message)  # without numbers of workers and ports
         if cause in self._logged:
             return []
         self._logged.add(cause)
@@ -130,10 +130,10 @@ class Gangs:
     # --- forming ------------------------------------------------------------------------------------------
 
     def form(self, starts: Sequence[Start], idle: Iterable[Worker], now: float) -> list[tuple[WorkerId, ...]]:
-        """Return the further workers of each chain that starts, of those that would have nothing to do."""
+        """Return the further workers of each chain that starts, chosen from workers that would be idle."""
         leading = {worker.id for _, worker, _, _ in starts}
         spare = [worker for worker in idle if worker.id not in leading] if self.widths.widest > 1 else []
-        # Its slots are the same worker.
+        # Further slots belong to the same worker.
         spare = [worker for worker in spare if worker.id == worker.host and self._is_open(worker.id, now)]
         if not spare:
             return [()] * len(starts)
@@ -153,7 +153,7 @@ class Gangs:
         return gangs
 
     def _needs_one(self, begins: StateRef | None, ahead: Node) -> bool:
-        """Whether one worker has to train what comes next: to verify a fork, or because one has died there."""
+        """Whether the next stage needs a single worker: to verify a fork, or because a worker has died there."""
         return begins in self.plan.losses or not self.builder.is_verified(ahead)
 
     def regroup(
@@ -169,7 +169,7 @@ class Gangs:
             workers: number of all workers.
         """
         if self.widths.widest == 1 or not self.plan.totals.steps_trained:
-            return []  # what a step takes is not known yet
+            return []  # the time of a step is not known yet
         going = [
             orders
             for orders in running
@@ -205,7 +205,8 @@ class Gangs:
         return [orders for orders, before, after in zip(going, widths, shared, strict=True) if after > before]
 
     def _to_narrow(self, going: Sequence[Orders], waiting: int, workers: int, now: float) -> list[Orders]:
-        """Return gangs to dissolve for waiting paths, the widest first, but none whose own path is the longest."""
+        """Return gangs to dissolve for waiting paths, the widest first, except those whose own path takes longer than
+        all remaining work divided among the workers."""
         together = self.tree.left.seconds / workers
         chosen = []
         for orders in sorted(going, key=lambda orders: -len(orders.chain.gang)):

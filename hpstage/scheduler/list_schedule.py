@@ -1,4 +1,4 @@
-"""List scheduling on a virtual clock: whenever a worker is free, it takes the longest of what is ready. Pure."""
+"""List scheduling on a virtual clock: whenever a worker is free, it takes the longest ready item. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class ListSchedule(Generic[Ready, Event]):
     """Simulates list scheduling: which stages are ready, when each ends, and how many workers are ``free`` at the time
     ``now``, in seconds.
 
-    The caller decides what a worker is taken for, and for how long. Of what is equally long, or happens at one time,
-    the first comes first.
+    The caller decides what a worker does, and for how long. Of equally long items, and of events at the same time, the
+    one that was added first comes first.
     """
 
     def __init__(self, free: int) -> None:
@@ -38,7 +38,7 @@ class ListSchedule(Generic[Ready, Event]):
         heapq.heappush(self._events, (time, next(self._order), event))
 
     def take(self) -> Iterator[Ready]:
-        """Yield the longest of what is ready, as long as the caller leaves a worker free."""
+        """Yield the ready items, longest first, as long as the caller leaves a worker free."""
         while self._ready and self.free > 0:
             yield heapq.heappop(self._ready)[2]
 

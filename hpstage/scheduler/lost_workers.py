@@ -65,7 +65,7 @@ def _failure(node: Node, step: int, losses: Sequence[ChainLost]) -> UserFailure:
     values = ", ".join(f"{name}={value!r}" for name, value in node.hyperparameters(step).items())
     attempts = [
         f"  {datetime.fromtimestamp(lost.at, UTC):%Y-%m-%d %H:%M:%S} UTC: worker {lost.worker} died, "
-        f"{lost.seconds:.1f} s after its last sign{': ' + lost.message if lost.message else ''}"
+        f"{lost.seconds:.1f} s after its last sign of life{': ' + lost.message if lost.message else ''}"
         for lost in losses
     ]
     return UserFailure(

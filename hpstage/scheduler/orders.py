@@ -25,13 +25,13 @@ class Orders:
     end: int | None = None
     cut: int | None = None  # where it is cut so that all workers finish together
     yield_at: int | None = None  # where it may yield before its next mark
-    speed: float = 1.0  # how many times as fast as one worker its workers train
+    speed: float = 1.0  # of its workers, relative to one worker
     regroup: bool = False  # it ends at its next mark, to continue with other workers
     stopping: bool = False
-    holds: tuple[float, float] | None = None  # paths that wait, longer and up to so long, for which its end stands
+    holds: tuple[float, float] | None = None  # above, up to: the longest waiting path for which its end is valid
 
     def spent(self, now: float) -> float:
-        """The seconds since the chain's last report, as one worker would have needed them."""
+        """The seconds that one worker would have needed for the training since the chain's last report."""
         return max(0.0, now - self.chain.since) * self.speed
 
     @property

@@ -1,5 +1,5 @@
-"""Preemption: where running chains end early, for a longer path, so that all workers finish together, or because
-they are no longer wanted. Pure.
+"""Preemption: at which steps running chains end early: to yield to a longer path, so that all workers finish together,
+or because they are no longer wanted. Pure.
 
 Forking is exact and cheap here, so a chain may be cut anywhere and continue elsewhere with the same result. Schedules
 with cuts come closer to the lower bound (``accounting/bound.py``) than schedules without: three equal chains on two
@@ -24,7 +24,7 @@ from hpstage.scheduler.stage_tree import StageTree
 
 # A cut must save at least this multiple of its cost.
 WORTH = 10.0
-# Up to this many chains are looked at in every turn.
+# Up to this many running chains, cuts are updated in every turn; with more chains, in proportionally fewer turns.
 _EACH_TURN = 16
 # Stale entries of queues before they are rebuilt.
 _STALE = 1000
@@ -38,8 +38,8 @@ class Preemption:
     tree: StageTree
     builder: ChainBuilder
     _cut: dict[ChainId, int] = field(default_factory=dict)  # where chains are cut
-    _turns: int = 0  # until it is looked where to cut them
-    # Chains by the paths that wait for which their ends stand: see Orders.holds. Entries may be stale.
+    _turns: int = 0  # turns until the cuts are updated
+    # Chains by the limits of Orders.holds. Entries may be stale.
     _up_to: list[tuple[float, ChainId]] = field(default_factory=list)
     _above: list[tuple[float, ChainId]] = field(default_factory=list)
 
@@ -56,7 +56,7 @@ class Preemption:
         """Return the running chains whose ends may have changed, and the instructions that update them.
 
         Args:
-            due: chains that have changed otherwise; the others are those whose ends depend on what waits.
+            due: chains that have changed. Those whose ends depend on the waiting paths are found here.
         """
         waiting = self._waiting(1) if self.plan.sharing else []
         # Without sharing, a trial never yields: after a cut it would continue from a checkpoint.
@@ -102,7 +102,7 @@ class Preemption:
         """
         before = self._cut
         if not (waiting and self.tree.ready < workers <= len(running) and self.plan.totals.saves):
-            self._cut = {}  # or the duration of a step and the cost of a cut are not known yet
+            self._cut = {}  # no cut is needed, or its cost is not known yet
             return before
         if self._turns > 0:
             self._turns -= 1
@@ -131,9 +131,9 @@ class Preemption:
 
     def _hold(self, orders: Orders, above: float, up_to: float) -> None:
         """Record that a chain's end remains valid while the longest waiting path takes more than ``above`` and at most
-        ``up_to`` seconds, besides its cost."""
+        ``up_to`` seconds, less the cost of switching to it."""
         if orders.holds == (above, up_to):
-            return  # unless one of the two was just found exceeded, both are queued
+            return  # both limits are queued: it is reset when one of them is exceeded
         orders.holds = above, up_to
         if up_to < math.inf:
             heapq.heappush(self._up_to, (up_to, orders.chain.id))
@@ -174,22 +174,23 @@ class Preemption:
         return self.tree.branch_of(orders.chain.span_at(step))
 
     def _beyond(self, chain: OpenChain) -> float:
-        """Return the seconds of the path beyond the chain's last state, which is not laid yet."""
+        """Return the seconds of the path beyond the chain's last state, which is not part of the chain yet."""
         return self.tree.remaining(self.tree.branch_of(chain.spans[-1]), chain.spans[-1].stop)
 
     def _can_wait(self, waiting: float, workers: int) -> bool:
-        """Whether the longest path that waits can be started where a chain ends by itself.
+        """Whether the longest waiting path can wait until a chain ends by itself.
 
-        Only shorter chains would yield to it. One of them and then the path take less than all that is left, divided
-        among the workers: until that has fallen, each chain that yields to a path as long costs a load and a save.
+        Only shorter chains would yield to it. It can wait as long as one of them and then the path take less time than
+        all remaining work divided among the workers. Yielding earlier would only cost a load and a save.
         """
         return 2 * waiting * workers <= self.tree.left.seconds
 
     def _before_longer(self, orders: Orders, last: int, rivals: float) -> int:
-        """Return the first resting step after which the chain's own path is shorter than the waiting one.
+        """Return the first yield step after which the chain's own path is shorter than the waiting one; if there is
+        none, ``last``.
 
         Args:
-            rivals: seconds of the longest path that waits, less what changing to it costs.
+            rivals: seconds of the longest waiting path, less the cost of switching to it.
         """
         end = last
         left = self._beyond(orders.chain) if last == orders.marks[-1] else 0.0
@@ -252,7 +253,7 @@ class Preemption:
     def _place(self, orders: Orders, left: float, now: float) -> int | None:
         """Return the step of the chain with ``left`` seconds to go, if an amendment can still reach it in time."""
         if orders.end is not None and orders.end in orders.marks and orders.cut == orders.end:
-            return orders.end  # a cut is never moved, since that would leave states behind
+            return orders.end  # a cut is never moved, since each one leaves a saved state behind
         chain = orders.chain
         left -= self._beyond(chain)
         if left < 0:

@@ -9,7 +9,7 @@ from sortedcontainers import SortedList
 from hpstage.scheduler.branches import Branch
 
 ReadyStage = tuple[float, Branch, int]
-"""A source from which a wanted step can be trained now, with the seconds of its longest path: a branch, and a step."""
+"""A source from which a wanted step can be trained now: the seconds of its longest path, its branch and its step."""
 
 _Entry = tuple[float, int, int]
 """A ready stage as it is queued: the negative of its seconds, the id of its branch's node, and its step."""
@@ -27,8 +27,8 @@ class ReadyStages:
         self._branches = branches
         self._remaining = remaining
         self._queue: SortedList = SortedList()  # of entries
-        self._found: list[ReadyStage] = []  # the first of the queue, as far as known since it changed
-        self._estimates = 0  # how often estimates have changed without all that depends on them
+        self._found: list[ReadyStage] = []  # the first stages of the queue, as far as known since it changed
+        self._estimates = 0  # the number of the current estimates: stages rated by earlier ones are out of date
 
     @property
     def count(self) -> int:
@@ -46,7 +46,7 @@ class ReadyStages:
         self._put(branch, step)
 
     def drop(self, branch: Branch, step: int) -> None:
-        """Remove a ready stage, if it is one."""
+        """Remove a stage, if it is ready."""
         seconds = branch.ready.pop(step, None)
         if seconds is not None:
             self._remove((-seconds, branch.node.id, step))
@@ -89,7 +89,7 @@ class ReadyStages:
         self._queue.remove(entry)
 
     def _forget(self, entry: _Entry) -> None:
-        """Forget what :meth:`first` has found if an entry is added or removed before the last of it."""
+        """Forget the result of :meth:`first` if an entry is added or removed before its last stage."""
         if self._found:
             seconds, branch, step = self._found[-1]
             if entry <= (-seconds, branch.node.id, step):

@@ -23,7 +23,7 @@ class RemainingWork:
     work_seconds: float
     """Seconds of all the work on one worker."""
     steps_left: int
-    """Steps still to train, those included that running chains have not reported yet."""
+    """Steps still to train, including those that running chains have not reported yet."""
     steps_since: int
     """Of these, steps that running chains are estimated to have trained since their last reports."""
     stages_left: int
@@ -39,7 +39,7 @@ def remaining_work(plan: SearchPlan, tree: StageTree, running: Iterable[Orders],
         chain = orders.chain
         ahead = tree.seconds_between(chain, chain.at, orders.marks[0]) if orders.marks else 0.0
         spent = min(orders.spent(now), ahead)
-        if spent and plan.totals.steps_trained:  # else what a step takes is not known
+        if spent and plan.totals.steps_trained:  # else the time of a step is not known
             since += min(tree.step_after(chain, chain.at, spent), orders.marks[0]) - 1 - chain.at
         work -= spent
         path = max(path, _path_seconds(tree, chain) - spent)

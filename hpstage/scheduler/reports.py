@@ -37,7 +37,8 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.scheduler.lost_workers import facts_of_loss
 from hpstage.scheduler.workers import Worker
 
-# Seconds of a chain that was trained to its end: those of reading clocks. They are idle time, not worth a record.
+# Wasted seconds up to which no record is written: a chain that was trained to its end wastes only the time of reading
+# clocks, which counts as idle.
 _NOTHING = 1e-3
 
 
@@ -58,7 +59,7 @@ class Reports:
             case ForkVerified() | InputsRead() | TrainingEnded():
                 return [report]
             case StepsMeasured(_, _, seconds, at):
-                known = self.plan.step_times  # another worker may have been faster
+                known = self.plan.step_times  # another worker may have reported them first
                 return [StepsTimed(seconds, at)] if known is None or seconds[-1][0] > known.widest else []
             case ChainEnded(chain, worker, outcome, at):
                 if outcome == "lost":
@@ -69,7 +70,7 @@ class Reports:
                 if gone is None or gone.chain is None or gone.chain not in self.running:
                     return []
                 if self.plan.chains[gone.chain].worker != id:
-                    return []  # one of a gang: its lead will report the loss
+                    return []  # a further worker of a gang: the loss of the chain is reported as well
                 return self._lost(gone.chain, id, at, reason, message)
             case BoundaryMissed() | WorkerJoined():
                 return []
@@ -130,7 +131,7 @@ class Reports:
 def _other_values(worker: WorkerId, node: Node, step: int) -> str:
     names = ", ".join(node.names[index] for index in node.varying) or ", ".join(node.names)
     return (
-        f"worker {worker} names the state at step {step} otherwise than this process: the values that the two compute "
-        f"for {names} differ, as they may where their C libraries do; run the search where the workers run, from the "
-        f"same image. All progress is kept"
+        f"worker {worker} computes another key for the state at step {step} than this process: their values of {names} "
+        f"differ, which happens if their C libraries differ. Run the search where the workers run, from the same "
+        f"image; all progress is kept"
     )

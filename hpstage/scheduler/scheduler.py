@@ -88,11 +88,11 @@ class Scheduler:
         checkpoint_every: instead of that, the multiple of steps at which states are kept.
         verify: which forks are verified (see :mod:`hpstage.execution.verification`).
         numerics: the step backend, where the trainable leaves the choice to the search.
-        widest: the most workers that can train a chain together.
-        slots: the most chains that a worker may train side by side; by default as many as it has slots.
+        widest: maximum number of workers that train a chain together.
+        slots: maximum number of chains that a worker may train side by side; by default as many as it has slots.
         max_losses: number of consecutive worker deaths at the same place after which its trials fail.
         audit: whether idle workers audit, if the executor can.
-        audit_seed: of the order in which they do; by default the plan's id.
+        audit_seed: seed of the order of audits; by default the plan's id.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Scheduler:
         self.draining = False  # start and prolong no more chains
         self.leaving = False  # also end the running chains as soon as possible
         self.settled = False  # nothing has happened since the last turn
-        self._narrows = False  # fewer chains side by side may pay than were taken to
+        self._narrows = False  # workers may train more chains side by side than pays, by new step times
         plan.forget(driver)  # leftovers of an earlier process with this driver id
         if not plan.drivers:
             plan.endings.forget_failures()  # failures are shared only among concurrent drivers
@@ -176,13 +176,14 @@ class Scheduler:
         if self.draining:
             return []
         if self.gangs.widths.widest > 1:
-            self._due.mark_all()  # gangs may change at any time, and once a fork is verified
+            self._due.mark_all()  # prolongations depend on gangs and on verified forks, which change at any time
         return self._dispatch.propose(self._due.chains(), self._now)
 
     # --- reports ------------------------------------------------------------------------------------------
 
     def note(self, report: Report) -> list[str]:
-        """Process what only this driver needs of a report, after its facts are folded. Return messages for the user."""
+        """Process the part of a report that only this driver needs, after folding its facts. Return messages for the
+        user."""
         self.settled = False
         match report:
             case BoundaryReached(reached):
@@ -373,7 +374,7 @@ class Scheduler:
         """Start audits on workers for which there is nothing to train.
 
         Args:
-            seconds: for how long at most workers wait for audits, once the search has nothing left to train.
+            seconds: the maximum time that workers wait for audits, once the search has nothing left to train.
         """
         if self.audits is None:
             return []
@@ -391,7 +392,7 @@ class Scheduler:
         return None if self.audits is None or self.draining else self.audits.due_at()
 
     def back_at(self) -> float | None:
-        """Return when the next worker is tried again that was benched, or left out of gangs; ``None`` if none was."""
+        """Return when the next worker is tried again, of those benched or left out of gangs; ``None`` without any."""
         benched, left_out = self.workers.back_at(self._now), self.gangs.next_at(self._now)
         return benched if left_out is None else left_out if benched is None else min(benched, left_out)
 

@@ -38,9 +38,9 @@ class StageTree:
         self.evaluate_seconds = 0.0  # estimate for one evaluation
         self._left = WorkLeft()
         self._unweighed: dict[int, Branch] = {}  # by node id: branches that have changed since they were added up
-        self.fresh: list[tuple[Branch, int]] = []  # newly wanted or to be kept, consumed by the scheduler
+        self.fresh: list[tuple[Branch, int]] = []  # steps newly wanted or to be saved, consumed by the scheduler
         self.changed: dict[int, Branch] = {}  # branches that changed, by node id, consumed by the scheduler
-        self.changed_all = False  # estimates of all branches did
+        self.changed_all = False  # the estimates of all branches changed
         for state in plan.kept.values():
             self.branch(state.node).add_source(state.step)
 
@@ -117,7 +117,7 @@ class StageTree:
         self._settle(branch, step)
         before = branch.sources.last(step - 1)
         if before is not None and before in branch.ready:
-            self._queue_stage(branch, before)  # the steps that it was to train are nearer now
+            self._queue_stage(branch, before)  # its path is shorter now, or empty
 
     def lost(self, node: Node, step: int) -> None:
         """Make a state no longer a source."""
@@ -418,7 +418,7 @@ class StageTree:
             changed = length != branch.length
             branch.length = length
             if not changed and not branch.sources and not branch.covers:
-                return  # nor has its only ready stage, if it has one
+                return  # and so its only ready stage, if it has one, is as long as before
             source = self.source_of(branch, step)
             if source is not None:
                 self._queue_stage(branch, source)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hpstage.plan.facts import StateReached
 
-# What twice as many workers are taken to gain before it is measured.
+# Speed-up by twice as many workers, assumed before it is measured.
 _DOUBLING = 1.8
 # Twice as many workers must gain at least this factor.
 _LEAST_GAIN = 1.1
@@ -18,15 +18,15 @@ class Widths:
     """The speed-up of a chain by several workers instead of one, as measured by their own reports.
 
     Attributes:
-        widest: the most workers that may train a chain together; 1: gangs are not formed.
+        widest: maximum number of workers that may train a chain together; 1: gangs are not formed.
     """
 
     def __init__(self, widest: int = 1) -> None:
-        self.widest = widest  # the most workers that may train a chain together; 1: gangs are not formed
-        self._seconds: dict[int, tuple[float, float]] = {}  # by width: of one worker alone, and those that passed
+        self.widest = widest
+        self._seconds: dict[int, tuple[float, float]] = {}  # by width: seconds of one worker, and of the gang
 
     def learn(self, reached: StateReached) -> None:
-        """Learn from a report of a gang's training, except one of only the chain's first step, which is slower than
+        """Learn from a report of a gang's training, unless it covers only the chain's first step, which is slower than
         others."""
         width = int(reached.workers)
         warms_up = reached.source is not None and reached.step - reached.start == 1
@@ -36,7 +36,7 @@ class Widths:
         self._seconds[width] = alone + reached.own_seconds, passed + reached.train_seconds / width
 
     def speedup(self, width: int) -> float:
-        """Estimate how many times as fast as one worker a gang of this width trains."""
+        """Estimate the speed of a gang of this width, relative to one worker."""
         if width == 1:
             return 1.0
         if width in self._seconds:
@@ -49,7 +49,7 @@ class Widths:
         return float(self.speedup(narrower) * _DOUBLING ** math.log2(width / narrower))
 
     def gains(self, width: int) -> bool:
-        """Whether twice as many workers are expected to pay off, where a chain may have that many."""
+        """Whether a chain may have twice as many workers, and these are expected to pay off."""
         return 2 * width <= self.widest and self.speedup(2 * width) >= _LEAST_GAIN * self.speedup(width)
 
     def loses(self, width: int) -> bool:
@@ -57,14 +57,14 @@ class Widths:
         return width > 1 and self.speedup(width) <= self.speedup(width // 2)
 
     def share(self, paths: Sequence[float], widths: Sequence[int], spare: int, worth: float) -> list[int]:
-        """Return the widths of chains when ``spare`` more workers have nothing to do.
+        """Return the widths of chains after distributing ``spare`` idle workers.
 
-        The chain that would end last gets twice as many workers, again and again.
+        Repeatedly, the chain that would end last gets twice as many workers.
 
         Args:
             paths: the seconds of each chain's remaining path on one worker.
             widths: how many workers each has.
-            worth: the least seconds that doubling must save.
+            worth: minimum number of seconds that doubling must save.
         """
         shared = list(widths)
         ahead = [

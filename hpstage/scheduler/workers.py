@@ -29,7 +29,7 @@ class Worker:
     id: WorkerId
     host: WorkerId  # itself, or the worker of which it is a slot
     number: int  # in the order of joining
-    others: int = 0  # chains that the host trains, and will in slots before this one; set by Workers.idle()
+    others: int = 0  # chains that its host trains or will train in earlier slots; set by Workers.idle()
     chain: ChainId | None = None  # running there, this driver's or another's
     live: dict[StateRef, None] = field(default_factory=dict)
     benched: int = 0  # consecutive times
@@ -48,21 +48,21 @@ class Worker:
 
 
 class Workers(dict[WorkerId, Worker]):
-    """The present workers by id. What every turn needs of them costs the same however many are busy.
+    """The present workers by id. The methods used in every turn cost the same, however many workers are busy.
 
     Args:
-        slots: the most chains that one may train side by side; ``None``: as many as it has slots.
+        slots: maximum number of chains that a worker may train side by side; ``None``: as many as it has slots.
     """
 
     def __init__(self, slots: int | None = None) -> None:
         super().__init__()
-        self._slots = sys.maxsize if slots is None else slots  # the most chains that one may train side by side
+        self._slots = sys.maxsize if slots is None else slots
         self.most = 0  # largest number present at one time, not counting slots
         self.set_step_times(ALONE)
         self._joined = 0
         self._of_host: dict[WorkerId, dict[WorkerId, Worker]] = {}  # the slots of each host
         self._free: dict[WorkerId, Worker] = {}  # those without a chain
-        self._benched: dict[WorkerId, Worker] = {}  # those that are or were benched last
+        self._benched: dict[WorkerId, Worker] = {}  # those benched that have not used the checkpoints since
         self._busy: Counter[WorkerId] = Counter()  # how many chains each host trains
 
     def join(self, id: WorkerId) -> Worker:
@@ -104,8 +104,8 @@ class Workers(dict[WorkerId, Worker]):
             self._free[worker.id] = worker
 
     def idle(self, now: float) -> list[Worker]:
-        """Return the idle workers, slots of the least loaded hosts first; of a host, at most as many as are worth
-        training side by side."""
+        """Return the idle workers, slots of the least loaded hosts first; of each host, only as many as pay side by
+        side."""
         if not self._free:
             return []
         chains: dict[WorkerId, int] = {}
@@ -133,12 +133,12 @@ class Workers(dict[WorkerId, Worker]):
         return next((slot.chain for slot in reversed(slots) if slot.chain is not None), None)
 
     def set_step_times(self, measured: StepTimes) -> None:
-        """Set what is known of the times of chains side by side, and with it how many a host may train."""
+        """Set the step times of chains side by side, which determine how many of them a host may train."""
         self.step_times = measured
         self._widest = measured.allowed(self._slots)
 
     def surplus(self) -> Iterator[ChainId]:
-        """Yield the chains of slots by which hosts train more chains side by side than pays."""
+        """Yield the chains that hosts train beyond the number that pays side by side."""
         for host, busy in self._busy.items():
             if busy > self._widest:
                 chains = [slot.chain for slot in self._of_host[host].values() if slot.chain is not None]
@@ -177,7 +177,7 @@ class Workers(dict[WorkerId, Worker]):
         return [f"Worker {id} can use the checkpoints again."]
 
     def able(self, now: float) -> int:
-        """Return the number of workers that are not benched: of a host's slots, those that are used."""
+        """Return the number of workers that are not benched, counting the slots that each host may use."""
         if len(self) == self.hosts and self._widest >= 1:  # no slots
             return len(self) - sum([worker.back_at > now for worker in self._benched.values()])
         slots = Counter(worker.host for worker in self.values() if worker.back_at <= now)

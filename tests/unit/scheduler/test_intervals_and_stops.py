@@ -177,7 +177,7 @@ def test_a_worker_that_computes_other_values_than_the_planner_is_named_and_its_s
             return report
 
     search = Search(Other(1), checkpoint_every=7)
-    with pytest.raises(ClusterError, match="sim-0 names the state at step 7 otherwise"):
+    with pytest.raises(ClusterError, match="sim-0 computes another key for the state at step 7"):
         search.run([trial(0, {"lr": s.cosine(0.1, 20), "b": s.constant(1)}, 20)], [20])
     assert kept_at(search.plan, 0) == []
 
