@@ -218,5 +218,7 @@ def test_a_step_that_no_graph_can_hold_runs_eagerly_and_the_reason_is_logged(
 
 
 def test_a_step_that_waits_for_the_gpu_is_refused_by_name() -> None:
-    with pytest.raises(TrainingError, match=r"no CUDA graph can hold a step of Decomposing: .*Give numerics = 'eager'"):
+    with pytest.raises(
+        TrainingError, match=r"a step of Decomposing cannot be recorded as a CUDA graph: .*Give numerics = 'eager'"
+    ):
         loop_of(Decomposing(), 0, 3)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 PASSING = (OSError, MemoryError, ImportError, EOFError, subprocess.SubprocessError, torch.OutOfMemoryError)
-"""Errors caused by the host at that moment, not by the code, which may be compiled or recorded after all."""
+"""Errors that the host causes at the moment, not the code: the same code may be compiled or recorded later."""
 
 
 class NotDeparting(BaseException):
@@ -26,44 +26,45 @@ class NotDeparting(BaseException):
 
 
 class NotStackable(UsageError):
-    """A model, an optimizer or a step that cannot be trained together with its siblings. The message names why."""
+    """Raised for a model, an optimizer or a step that cannot be trained together with its siblings. The message gives
+    the reason."""
 
 
 class NeedsPython(NotStackable):
-    """A step that no recording repeats, whatever the values of its tensors: ``update()`` itself can train it.
+    """Raised for a step that no recording can repeat, for any values of its tensors. ``update()`` itself can train it.
 
-    Whoever trains by itself for that may decide so by this error: it does not depend on the other members.
+    The error does not depend on the other members, so it may decide that this member is trained without them.
     """
 
     member: object = None
-    """The member whose step it is, if several were to be stacked."""
+    """The member whose step cannot be recorded, if several members were to be stacked."""
 
 
 class StepBackend(ABC):
-    """Trains one TorchTrainable on one batch at a time. One per trainable and process.
+    """A way to train one TorchTrainable on one batch at a time. A process has one instance per trainable.
 
     A subclass is registered in the entry-point group ``hpstage.step_backends``, under its name for ``numerics``, and
     tested by :class:`hpstage.testing.StepBackendContract`.
 
-    Contract. After ``train`` the model, the optimizer and everything else that training reaches are what a function of
-    their previous values, the batch and the hyperparameters makes them: neither earlier trials of this process, nor
-    what it has compiled, nor caches on disk may show in the bits. Backends of one ``numerics`` give equal bits.
-    A backend keeps no state of its own, except what :meth:`state` returns.
+    Contract. After ``train``, the model, the optimizer and everything else that training reaches depend only on their
+    previous values, the batch and the hyperparameters. Earlier trials of this process, code that it has compiled, and
+    caches on disk must not change any bit. Backends of one ``numerics`` give equal bits. A backend keeps no state of
+    its own, except what :meth:`state` returns.
 
     Args:
-        subject: the user's object. Its attribute ``hp`` has the values of the step.
-        device: where it is trained.
+        subject: the user's object. Its attribute ``hp`` holds the step's hyperparameters.
+        device: the device to train on.
     """
 
     numerics: ClassVar[str]
-    """Name of the numerics class; part of the workload's key. A change of the bits needs another name."""
+    """Name of the numerics class; part of the workload's key. A backend whose bits change needs a new name."""
 
     begins: ClassVar[float] = 0.0
     """Known lower bound on the seconds until the backend has trained its first steps."""
 
     several: ClassVar[bool] = False
-    """Whether the backend trains several models at a time. A worker then has as many slots for chains, and the seconds
-    of a single model's step do not show the gain. Such a backend is a subclass of
+    """Whether the backend trains several models at a time. If so, a worker has a slot for each of their chains, and the
+    seconds of a single model's step do not show the gain. Such a backend is a subclass of
     :class:`hpstage.torch.backends.stacked_backend.StackedBackend`."""
 
     draws_otherwise: ClassVar[bool] = False
@@ -78,7 +79,8 @@ class StepBackend(ABC):
     fork does the same."""
 
     as_recorded: bool = False
-    """Set while a step has to draw the random numbers of ``update()``, if the backend otherwise draws others."""
+    """Set while a step has to draw the same random numbers as ``update()``, if the backend otherwise draws different
+    ones."""
 
     def __init__(self, subject: TorchTrainable, device: torch.device) -> None:
         self.subject = subject
@@ -91,12 +93,12 @@ class StepBackend(ABC):
 
     @classmethod
     def describe(cls) -> dict[str, str]:
-        """Return all that decides the backend's bits and that eager training does not depend on, as short names and
-        strings."""
+        """Return everything that decides the backend's bits but not those of eager training, as strings by short
+        names."""
         return {}
 
     def begin(self, initial: Mapping[str, Scalar]) -> None:
-        """Start over: next, a trial with these values at step 0 begins, or one of its states is loaded."""
+        """Start over. Next, a trial begins that has these values at step 0, or a state of such a trial is loaded."""
         self.as_it_is = False
 
     def release(self) -> None:  # noqa: B027  # not needed by most
@@ -121,5 +123,5 @@ class StepBackend(ABC):
     def load(self, state: Any) -> None:
         """Load what :meth:`state` returned, possibly in another process; ``None`` if it returned nothing.
 
-        To look at a state, it is also loaded by a backend that has not trained it."""
+        A backend also loads states that it has not trained, if they are only inspected."""
         self.as_it_is = bool(state)

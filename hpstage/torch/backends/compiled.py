@@ -1,4 +1,4 @@
-"""CompiledBackend: forward, backward and optimizer compiled as one, where Python allows."""
+"""CompiledBackend: compiles forward, backward and optimizer as one function, where the user's Python code allows it."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ _OF_PYTHON = ("_operator", "builtins")
 
 _IN_DYNAMO = {
     "trace_autograd_ops": True,
-    "side_effect_replay_policy": "error",  # counters and lists would be constants, and recompiled at each step
+    "side_effect_replay_policy": "error",  # else counters and lists are constants, recompiled at each step
     "recompile_limit": 1 << 20,  # beyond its limit torch would quietly run the code as it is
     "accumulated_recompile_limit": 1 << 20,
 }
 _IN_AUTOGRAD = {
-    "donated_buffer": False,  # the user's code may go backward twice
-    "force_non_lazy_backward_lowering": True,  # what cannot be compiled shows before anything has run
+    "donated_buffer": False,  # the user's code may call backward() twice
+    "force_non_lazy_backward_lowering": True,  # code that cannot be compiled fails before anything has run
 }
 
 
 def _whole(user: TorchTrainable, model: torch.nn.Module, batch: Any, groups: Sequence[formulas.Group]) -> Tensor:
-    """One whole step. The optimizer's formulas are applied to the gradients from autograd; no parameter gets a
-    ``grad``."""
+    """Train one whole step, and return the loss. The optimizer's formulas are applied to the gradients from autograd;
+    no parameter gets a ``grad``."""
     loss = user.loss(model, batch)
     params = [param for group in groups for param in group.params]
     gradients = torch.autograd.grad(loss, params, allow_unused=True)
@@ -63,34 +63,36 @@ def _whole(user: TorchTrainable, model: torch.nn.Module, batch: Any, groups: Seq
 def _gradients(
     user: TorchTrainable, model: torch.nn.Module, batch: Any, params: Sequence[Tensor]
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """One step without the optimizer, whose formula is not known."""
+    """Return the loss and the gradients of a step, for an optimizer whose formula is not known."""
     loss = user.loss(model, batch)
     return loss.detach(), torch.autograd.grad(loss, params, allow_unused=True)
 
 
 def _loss(user: TorchTrainable, model: torch.nn.Module, batch: Any) -> Tensor:
-    """Only the loss, for a user-defined ``update``. Its backward pass is compiled as well."""
+    """Return the loss, for a user-defined ``update``. Its backward pass is compiled as well."""
     return type(user).loss(user, model, batch)
 
 
 class CompiledBackend(StepBackend):
-    """Compiles a step with ``torch.compile``. What cannot be compiled runs as it is, and the reason is logged once.
+    """Compiles a step with ``torch.compile``. A step that cannot be compiled runs as it is, and the reason is logged
+    once.
 
-    The default ``update`` is compiled as a whole with SGD, Adam and AdamW of torch's, and up to the optimizer with
-    others; of an ``update`` of the user's own, the loss is compiled. Numbers with a fraction in ``self.hp`` are
-    0-dimensional tensors in ``loss``, as are the values of param groups, so that no code depends on them.
+    With torch's SGD, Adam and AdamW, the default ``update`` is compiled as a whole; with other optimizers, it is
+    compiled up to the optimizer's step. If the user overrides ``update``, only the loss is compiled. Floats in
+    ``self.hp`` and the values of param groups are 0-dimensional tensors in compiled code, so that no code depends on
+    them.
 
-    What is compiled is a function of the code, the shapes and the constants that the code reads. Code that cannot be
-    compiled as one graph without side effects is not compiled in parts: where a graph ends may depend on what else the
-    process has compiled. The rest of such a trial is trained as it is, which its states record, so that every fork of
-    it does the same.
+    The compiled code depends only on the user's code, the shapes and the constants that the code reads. Code that
+    cannot be compiled as one graph without side effects is not compiled in parts, since where torch ends a part may
+    depend on what else the process has compiled. The rest of such a trial is trained as it is. Its states record this,
+    so that every fork does the same.
     """
 
     numerics: ClassVar[str] = "compiled-v2"
     draws_otherwise: ClassVar[bool] = True
-    begins: ClassVar[float] = 25.0  # measured: 20 to 35 on two cores, where nothing is cached
+    begins: ClassVar[float] = 25.0  # measured: 20 to 35 on two cores with an empty cache
     _static: ClassVar[bool] = False
-    """Whether the optimizer's state is to stay in the same tensors."""
+    """Whether the optimizer's state must stay in the same tensors."""
 
     def __init__(self, subject: TorchTrainable, device: torch.device) -> None:
         super().__init__(subject, device)
@@ -109,7 +111,7 @@ class CompiledBackend(StepBackend):
         self._warn = each_once()
         self._runs = self._lowers = False
         self._logged = _LoggedInTensors(device)
-        self._names: tuple[str, ...] = ()  # that the code has logged that ran last
+        self._names: tuple[str, ...] = ()  # logged by the code that ran last
 
     @classmethod
     def missing(cls, device: torch.device) -> str | None:
@@ -117,7 +119,7 @@ class CompiledBackend(StepBackend):
         if lacks is not None:
             return lacks
         if device.type not in ("cpu", "cuda"):
-            return f"what torch.compile makes for {device.type} is not known to be deterministic"
+            return f"torch.compile is not known to be deterministic on {device.type}"
         if device.type == "cuda":
             from torch.utils._triton import has_triton
 
@@ -142,7 +144,7 @@ class CompiledBackend(StepBackend):
         self.as_it_is = self._initial in self._hopeless
 
     def release(self) -> None:
-        self._formula = None  # which holds the optimizer, and that the model
+        self._formula = None  # it holds the optimizer, which holds the model
 
     def load(self, state: Any) -> None:
         super().load(state)
@@ -163,7 +165,7 @@ class CompiledBackend(StepBackend):
         if not self.as_it_is:
             obstacle = self._impossible or obstacle_in_training(model, optimizer, batch)
             if obstacle is not None:
-                self._say(obstacle)  # it is looked for again at each step, and so need not be remembered
+                self._say(obstacle)  # not remembered, since each step looks for it again
                 if self.comparing:
                     raise NotDeparting
             elif self._own_update:
@@ -206,7 +208,7 @@ class CompiledBackend(StepBackend):
             vars(user).pop("loss", None)
 
     def _attempt(self, function: Callable[..., Any], model: torch.nn.Module, *args: Any) -> tuple[bool, Any]:
-        """Call a function compiled; return whether that was possible, and what it returned."""
+        """Call the compiled form of a function. Return whether it could be compiled, and its result."""
         user = self.subject
         present = user.hp
         object.__setattr__(user, "hp", self._in_tensors(present, model))
@@ -224,9 +226,9 @@ class CompiledBackend(StepBackend):
         except Exception as error:
             if self._runs:
                 self._runs = False
-                raise  # the compiled code has failed, not compiling it
-            # torch's verdict on the code is the same everywhere and always, and it is none where something was missing:
-            # room, a file, another process. Without a compiled frame the code was run.
+                raise  # the compiled code has failed, not its compilation
+            # torch always gives the same verdict on the same code. An error is no verdict if memory, a file or
+            # another process was missing, or if torch compiled no frame and so ran the code as it is.
             verdict = "no compiled frames" not in str(error) and not isinstance(_origin(error), PASSING)
             if self._lowers or not verdict:
                 raise _failed(type(user).__name__, error) from error
@@ -243,7 +245,7 @@ class CompiledBackend(StepBackend):
     def _function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if function not in self._functions:
             assert isinstance(function, FunctionType)
-            # With code of its own: torch keeps what it has compiled with the code.
+            # A copy of the code object, since torch stores what it has compiled with that object.
             own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
             self._functions[function] = torch.compile(own, fullgraph=True, dynamic=False, backend=self._compile)
         return self._functions[function]
@@ -255,9 +257,9 @@ class CompiledBackend(StepBackend):
                 f"loss() reads keep changing; give numerics = 'eager'"
             )
         _keep_numbers(graph.graph, self._values.values())
-        recorded = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))  # to lower a graph may change it
+        recorded = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))  # lowering may change the graph
         self._lowers = True
-        made = self.lower(graph, inputs)  # torch may interrupt it, and begin again with fewer constants
+        made = self.lower(graph, inputs)  # torch may interrupt it, and start again with fewer constants
         self._lowers = False
         self.compiled += 1
         names = _names_traced()
@@ -271,7 +273,7 @@ class CompiledBackend(StepBackend):
         return run
 
     def lower(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Return a function that computes what the graph does."""
+        """Return a function that computes the graph."""
         from torch._inductor.compile_fx import compile_fx
 
         made: Callable[..., Any] = compile_fx(graph, inputs)  # type: ignore[assignment]
@@ -295,7 +297,8 @@ class CompiledBackend(StepBackend):
 
 @contextmanager
 def _settings() -> Iterator[None]:
-    """Set what decides how torch compiles, for a call. torch's own ``patch`` takes 0.1 ms: too long for each step."""
+    """Apply the settings of torch's compiler during a call. torch's own ``patch`` takes 0.1 ms: too long for each
+    step."""
     import torch._dynamo.config as dynamo
     import torch._functorch.config as autograd
 
@@ -313,8 +316,10 @@ def _settings() -> Iterator[None]:
 
 @functools.cache
 def _start_compiler() -> None:
-    """Compile something. The first time, torch replaces functions of its own, which training must not seem to do."""
-    # By default in a folder of a known name, which another account may have made first: what it holds is executed.
+    """Compile a trivial function. The first compilation makes torch replace functions of its own; training must not
+    appear to have done that."""
+    # torch's default is a folder with a predictable name, which another account may have created first. Files in it
+    # are executed.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(private_folder(), "compiled"))
     torch.compile(torch.neg, backend="eager")(torch.zeros(1))
 
@@ -341,8 +346,9 @@ def _failed(who: str, error: Exception) -> Exception:
     what = f"{type(origin).__name__}: {message}" if message else type(origin).__name__
     if isinstance(origin, PASSING):
         return CompilerFailed(
-            f"compiling a step of {who} has failed: {what}. It is not trained without, which would give other bits "
-            f"under the same key. Make room, or remove the folder of TORCHINDUCTOR_CACHE_DIR if a file in it is broken"
+            f"compiling a step of {who} has failed: {what}. Training without compilation would give other bits under "
+            f"the same key. Free memory or disk space, or remove the folder of TORCHINDUCTOR_CACHE_DIR if a file in "
+            f"it is broken"
         )
     return TrainingError(f"torch cannot compile {who}: {what}. Give numerics = 'eager'")
 
@@ -354,8 +360,8 @@ def _reason(error: Exception) -> str:
     return f"torch says: {text}"
 
 
-_places: dict[str, int] = {}  # of names in the tensors
-_traced: list[str] = []  # names that have been met since the list was emptied
+_places: dict[str, int] = {}  # the index of each name in the tensors
+_traced: list[str] = []  # names found in compiled code since the list was emptied
 
 
 def _place(name: str) -> int:
@@ -367,21 +373,22 @@ def _place(name: str) -> int:
 
 
 def _names_traced() -> tuple[str, ...]:
-    """Return the names that the code compiled last logs, and reset them."""
+    """Return the names that the most recently compiled code logs, and forget them."""
     names = tuple(dict.fromkeys(_traced))
     _traced.clear()
     return names
 
 
 class _LoggedInTensors:
-    """Collects, in compiled code, which can change no Python object, the sums and counts of logged values by name."""
+    """The sums and counts of logged values by name. They are tensors, since compiled code cannot change Python
+    objects."""
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(_MOST_NAMES, dtype=torch.float64, device=device)
         self._counts = torch.zeros(_MOST_NAMES, dtype=torch.float64, device=device)
-        torch._dynamo.assume_constant_result(_place)  # type: ignore[no-untyped-call]  # seconds to import
+        torch._dynamo.assume_constant_result(_place)  # type: ignore[no-untyped-call]  # its import takes seconds
         for tensor in (self._sums, self._counts):
-            torch._dynamo.mark_static_address(tensor)  # else there is no CUDA graph
+            torch._dynamo.mark_static_address(tensor)  # else torch records no CUDA graph
 
     def log(self, name: str, value: Any) -> None:
         place = _place(name)
@@ -389,7 +396,7 @@ class _LoggedInTensors:
         self._counts[place].add_(1)
 
     def take(self, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-        """Yield these names with the means of what was logged under them, and forget it."""
+        """Yield each of these names with the mean of the values logged under it, and reset all sums."""
         if not names:
             return
         means = self._sums / self._counts
@@ -400,13 +407,13 @@ class _LoggedInTensors:
 
 
 def _keep_numbers(graph: torch.fx.Graph, numbers: Collection[Tensor]) -> None:
-    """Make in-place operators on numbers create new ones in a graph of Dynamo's, as ``w = self.hp["gamma"]; w += 1``
-    does.
+    """Replace operators that change numbers in place in a graph of Dynamo's: ``w = self.hp["gamma"]; w += 1`` must
+    create a new number.
 
-    A value that code computes from numbers by Python's operators alone is a number: it cannot be changed in place.
+    A value that code computes only from numbers, by Python's operators, is also a number, and is not changed in place.
 
     Args:
-        numbers: the inputs that stand for numbers.
+        numbers: the graph's inputs that stand for numbers.
     """
     known: set[Node] = set()
     for node in graph.nodes:
@@ -423,7 +430,8 @@ def _keep_numbers(graph: torch.fx.Graph, numbers: Collection[Tensor]) -> None:
 
 
 def _out_of_place(function: Any) -> Callable[..., Any] | None:
-    """Return the out-of-place operator of one that changes its first argument."""
+    """Return the operator that does the same as an in-place one but returns a new object; ``None`` for other
+    functions."""
     name = getattr(function, "__name__", "").strip("_")
     if not name.startswith("i") or getattr(operator, name, None) is None:
         return None

@@ -1,7 +1,7 @@
 """The formulas of torch's optimizers as functions of tensors, for steps that are compiled as a whole.
 
-Values such as the learning rate are tensors, too: compiled code then does not depend on them. Whether momentum or decay
-is there at all is a flag, since other operations are done without.
+Values such as the learning rate are tensors, too: compiled code then does not depend on them. Whether there is momentum
+or weight decay at all is a flag, since the operations differ without it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Group(NamedTuple):
     """A param group as the arguments of compiled code.
 
     Attributes:
-        rule: which formula: ``"sgd"`` or ``"adam"``.
-        flags: which parts of it are there, see :func:`_sgd` and :func:`_adam`.
+        rule: name of the formula, ``"sgd"`` or ``"adam"``.
+        flags: which parts of the formula apply, see :func:`_sgd` and :func:`_adam`.
         params: the parameters that require gradients.
         state: lists of one tensor per parameter, in the formula's order.
         values: 0-dimensional float64 tensors, in the formula's order.
@@ -36,7 +36,7 @@ def has_formula(optimizer: torch.optim.Optimizer, *, static: bool = False) -> bo
     """Return whether :class:`Formula` does all that ``optimizer.step()`` would do.
 
     Args:
-        static: as that of :class:`Formula`, with which it is as good as ``capturable``.
+        static: see :class:`Formula`. If true, param groups with ``capturable`` have a formula, too.
     """
     if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
         return False
@@ -48,15 +48,15 @@ def has_formula(optimizer: torch.optim.Optimizer, *, static: bool = False) -> bo
         if group.get("capturable") and not static:
             return False
         if group.get("dampening") and group.get("momentum"):
-            return False  # its first step is another formula
+            return False  # its first step has another formula
         if not group["params"] or any(param.is_complex() for param in group["params"]):
             return False
     return True
 
 
 def is_hooked(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether ``optimizer.step()`` does more than its class says: by hooks, its own or those of all optimizers,
-    or since it is wrapped, as a learning rate scheduler of torch's does."""
+    """Return whether ``optimizer.step()`` does more than its class defines: it has hooks, there are hooks for all
+    optimizers, or it is wrapped, for example by a learning rate scheduler of torch's."""
     of_all = vars(sys.modules["torch.optim.optimizer"])
     return (
         bool(vars(optimizer).keys() & {"step", "zero_grad"})
@@ -69,8 +69,8 @@ class Formula:
     """The formula of one optimizer, and the tensors that hold the present values of its param groups.
 
     Args:
-        static: whether the optimizer's state is to stay in the same tensors, each on its parameter's device: what has
-            been loaded is copied into them.
+        static: whether the optimizer's state must stay in the same tensors, each on its parameter's device. A loaded
+            state is then copied into them.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, static: bool = False) -> None:
@@ -81,12 +81,12 @@ class Formula:
         self._values: list[list[Tensor]] = []
 
     def groups(self) -> list[Group]:
-        """Return the param groups with their present values. Creates state that is not there yet, as torch would."""
+        """Return the param groups with their present values. Missing state is created as torch would create it."""
         make = self._sgd_group if self._rule == "sgd" else self._adam_group
         return [make(number, group) for number, group in enumerate(self.optimizer.param_groups)]
 
     def _tensors(self, number: int, device: torch.device, *values: Any) -> tuple[Tensor, ...]:
-        """Return values of a group as tensors, which are the same ones each time."""
+        """Return values of a group as tensors, the same tensors at each call."""
         while len(self._values) <= number:
             self._values.append([torch.zeros((), dtype=torch.float64, device=device) for _ in values])
         for tensor, value in zip(self._values[number], values, strict=True):
@@ -97,7 +97,7 @@ class Formula:
         return tuple(self._values[number])
 
     def _held(self, param: Tensor, name: str) -> Tensor:
-        """Return what the optimizer holds of a parameter, in the tensor where it stays."""
+        """Return an entry of the optimizer's state for a parameter; if static, in the same tensor at each call."""
         held = self.optimizer.state[param]
         present: Tensor = held[name]
         if not self._static:
@@ -136,7 +136,7 @@ class Formula:
         for param in params:
             held = self.optimizer.state[param]
             if not held:
-                on_device = group.get("fused") or group.get("capturable")  # as torch makes it
+                on_device = group.get("fused") or group.get("capturable")  # as in torch
                 held["step"] = torch.zeros((), dtype=torch.float32, device=param.device if on_device else "cpu")
                 held["exp_avg"] = torch.zeros_like(param)
                 held["exp_avg_sq"] = torch.zeros_like(param)
@@ -152,7 +152,7 @@ def apply(groups: Sequence[Group], gradients: Sequence[Tensor | None]) -> None:
     """Update all parameters and the optimizer's state in place.
 
     Args:
-        gradients: of the groups' parameters, one after the other; ``None`` leaves a parameter as it is.
+        gradients: one for each parameter of the groups, in order; ``None`` leaves the parameter as it is.
     """
     at = 0
     for group in groups:

@@ -1,4 +1,4 @@
-"""GraphedBackend: a whole step as one CUDA graph, of the same kernels as eager training."""
+"""GraphedBackend: trains a whole step as one CUDA graph of the kernels of eager training."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ Function = Callable[[list[Any]], Sequence[Any]]
 
 
 class GraphedBackend(CompiledBackend):
-    """Records a step as a CUDA graph and replays it, by which the GPU no longer waits for Python.
+    """Records a step as a CUDA graph and replays it, so that the GPU no longer waits for Python.
 
-    It traces like :class:`~hpstage.torch.backends.compiled.CompiledBackend`, and what that cannot trace runs as it is.
-    No code is generated, so it needs no compiler. Parameters, buffers and the optimizer's state are changed where they
-    are; batches are copied to where the recorded one was. The optimizer counts its steps on the GPU. Of an ``update``
-    of the user's own, the loss and its backward are recorded by torch, which copies the parameters there.
+    It traces a step like :class:`~hpstage.torch.backends.compiled.CompiledBackend`; a step that cannot be traced runs
+    as it is. No code is generated, so it needs no compiler. Parameters, buffers and the optimizer's state are changed
+    in place; each batch is copied into the tensors of the recorded one. The optimizer counts its steps on the GPU. If
+    the user overrides ``update``, torch records the loss and its backward pass, and copies the parameters for the
+    graph.
     """
 
     numerics: ClassVar[str] = "graphed-v3"
-    begins: ClassVar[float] = 1.5  # measured, of tracing alone: 1.3 for two linear layers, 6 for a ResNet-20
+    begins: ClassVar[float] = 1.5  # measured for tracing: 1.3 for two linear layers, 6 for a ResNet-20
     _static: ClassVar[bool] = True
 
     def __init__(self, subject: TorchTrainable, device: torch.device) -> None:
@@ -77,7 +78,7 @@ class GraphedBackend(CompiledBackend):
 
 
 def _is_of_batch(node: torch.fx.Node) -> bool:
-    """Return whether an argument of what was traced belongs to the batch."""
+    """Return whether an argument of the traced function belongs to the batch."""
     source: Any = getattr(node.meta.get("grapharg"), "source", None)
     while hasattr(source, "base"):
         source = source.base
@@ -85,8 +86,8 @@ def _is_of_batch(node: torch.fx.Node) -> bool:
 
 
 class _Capturing:
-    """The stream and memory that the graphs of one trainable share. Only one of them runs at a time, and
-    its results are copied out of it.
+    """The stream and memory that the graphs of one trainable share. Only one graph runs at a time, and its results are
+    copied out of the memory.
 
     Args:
         who: the trainable's class, for messages.
@@ -98,10 +99,10 @@ class _Capturing:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: WeakSet[CudaGraph] = WeakSet()
-        # torch takes no graph into a pool of which all graphs are gone: as in its own trees, an empty one stays.
+        # torch adds no graph to a pool whose graphs are all gone. So an empty one stays, as in torch's own trees.
         self._empty = torch.cuda.CUDAGraph()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it is empty
+            warnings.simplefilter("ignore")  # a warning that it is empty
             with self.capture(self._empty):
                 pass
 
@@ -119,20 +120,20 @@ class _Capturing:
 
 
 class CudaGraph:
-    """A function as a CUDA graph. The first call runs it operation by operation, by which libraries get ready; the
-    second records it.
+    """A function that runs as a CUDA graph. The first call runs it operation by operation, which prepares libraries;
+    the second records it.
 
-    Its arguments are static, except those that are named: it reads and changes them where they are, and is recorded
-    again once one of them is elsewhere. The others are copied to where they were when it was recorded.
+    The arguments in ``given`` are different at each call: they are copied into the recorded tensors. All others are
+    static: they are read and changed in place, and the function is recorded again once the address of one changes.
 
     Args:
         function: takes a list of tensors, and returns results.
         given: indices of the arguments that are different each time.
-        changed: indices of those that the function changes.
-        capturing: where it is recorded.
+        changed: indices of the arguments that the function changes.
+        capturing: the stream and memory to record with.
     """
 
-    _boxed_call = True  # by which torch knows that it takes a list
+    _boxed_call = True  # torch then passes a list of arguments
 
     def __init__(
         self, function: Function, given: Collection[int], changed: Collection[int], capturing: _Capturing
@@ -163,7 +164,7 @@ class CudaGraph:
                 self._record(inputs, addresses)
             assert self._graph is not None
             self._graph.replay()
-            torch.autograd.graph.increment_version([inputs[index] for index in self._changed])  # it writes unseen
+            torch.autograd.graph.increment_version([inputs[index] for index in self._changed])  # unseen by autograd
             results = [result.clone() if isinstance(result, Tensor) else result for result in self._results]
         for index in self._changed & self._given:
             arguments[index].copy_(self._places[index])
@@ -191,8 +192,8 @@ class CudaGraph:
             raise
         except RuntimeError as error:
             raise TrainingError(
-                f"no CUDA graph can hold a step of {self._capturing.who}: {str(error).partition(chr(10))[0]}. Give "
-                f"numerics = 'eager', or 'compiled'"
+                f"a step of {self._capturing.who} cannot be recorded as a CUDA graph: "
+                f"{str(error).partition(chr(10))[0]}. Give numerics = 'eager', or 'compiled'"
             ) from error
         self._graph, self._addresses = graph, addresses
 
@@ -200,24 +201,26 @@ class CudaGraph:
 def _as_cuda_graph(
     module: torch.fx.GraphModule, arguments: Sequence[Any], new: Sequence[bool], capturing: Callable[[], _Capturing]
 ) -> tuple[Function, str | None]:
-    """Return a function that computes what a graph of operations does, as a CUDA graph if that can be; else why not.
+    """Return a function that computes a graph of operations: as a CUDA graph, with ``None``, or operation by operation,
+    with the reason.
 
     Args:
-        module: of torch's operations, the changes of its arguments among them.
-        arguments: examples.
-        new: for each argument of what was traced, whether it is another one at each step.
-        capturing: makes what it is recorded with.
+        module: a graph of torch's operations, including changes of its arguments.
+        arguments: example arguments of the graph.
+        new: for each argument of the traced function, whether it is a different tensor at each step.
+        capturing: returns the stream and memory to record with.
     """
     from torch._dynamo.backends.cudagraphs import check_for_skip, find_input_mutations
     from torch._dynamo.backends.debugging import boxed_nop
 
     function: Function = boxed_nop(module, list(arguments))
     if len(arguments) != len(new):
-        return function, "several of the tensors that it changes share memory"
+        return function, "several of the tensors that a step changes share memory"
     reason = check_for_skip(module, len(arguments))
     if reason is not None:
         what = reason.removeprefix("skipping cudagraphs due to ").partition(". Found from")[0]
-        return function, f"{what}: a graph needs all tensors of loss() on one GPU, and no operation that waits for it"
+        needs = "a graph needs all tensors of loss() on one GPU, and no operation that waits for the GPU"
+        return function, f"{what}: {needs}"
     given = [index for index, is_new in enumerate(new) if is_new]
     made: Any = CudaGraph(function, given, find_input_mutations(module.graph), capturing())
     return made, None

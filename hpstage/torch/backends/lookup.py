@@ -12,7 +12,7 @@ from hpstage.torch.backends.backend import StepBackend
 from hpstage.torch.backends.eager import EagerBackend
 
 AUTO = "auto"
-"""The value of :attr:`~hpstage.torch.TorchTrainable.numerics` by which a search chooses a backend by measurement."""
+"""The value of :attr:`~hpstage.torch.TorchTrainable.numerics` that makes a search choose a backend by measurement."""
 
 _GROUP: plugins.Group = "hpstage.step_backends"
 
@@ -26,7 +26,7 @@ def backend_named(name: object) -> type[StepBackend]:
     """Return the backend that ``numerics`` names.
 
     Raises:
-        UsageError: there is none of that name, or it cannot be imported.
+        UsageError: there is no backend of that name, or it cannot be imported.
     """
     if name == "eager":
         return EagerBackend  # the default; looking through all installed distributions takes a while
@@ -43,7 +43,7 @@ def _loaded(name: str) -> type[StepBackend]:
     if found.several:
         from hpstage.torch.backends.stacked_backend import StackedBackend
 
-        plugins.subclass(_GROUP, name, StackedBackend)  # what trains its members
+        plugins.subclass(_GROUP, name, StackedBackend)  # as StackedLoop requires
     return found
 
 
@@ -57,8 +57,8 @@ def usable(device: torch.device) -> list[str]:
 
 
 def choices(device: torch.device) -> dict[str, str]:
-    """Describe the backends that can run here, one entry for each setting that decides bits, as in
-    ``{"auto compiled numerics": "compiled-v2", ...}``: of these, a search takes those of the one that it chooses."""
+    """Describe the backends that can run here, one entry for each setting that decides bits, such as ``{"auto compiled
+    numerics": "compiled-v2", ...}``. A search keeps the entries of the backend that it chooses."""
     described = {}
     for name in usable(device):
         backend = backend_named(name)
@@ -71,7 +71,7 @@ def usable_backend(name: object, device: torch.device) -> type[StepBackend]:
     """Return the backend that ``numerics`` names, to train with on ``device``.
 
     Raises:
-        UsageError: there is none of that name, or it cannot run here; the message says why.
+        UsageError: there is no backend of that name, or it cannot run here; the message gives the reason.
     """
     backend = backend_named(name)
     missing = backend.missing(device)

@@ -1,8 +1,9 @@
 """Comparison of a numerics class with eager training: the first steps are trained both ways.
 
-Two numerics classes round differently and agree otherwise. How far rounding alone may lead them apart is measured:
-the eager step is repeated with other last bits (:mod:`hpstage.torch.backends.rounding`). What differs by more has
-another meaning: a hook that is not called, a number that code changes in place, a constant that is none.
+Two numerics classes round differently and agree otherwise. How large a difference rounding may cause is measured: the
+eager step is repeated with other last bits (:mod:`hpstage.torch.backends.rounding`). A larger difference means that
+recorded code does something else: a hook is not called, a number is changed in place, or a recorded constant is not
+constant.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ from hpstage.training.step_log import recording
 logger = logging.getLogger("hpstage")
 
 Reached = dict[str, Any]
-"""What training can reach after a step: tensors, and descriptions of all else, by path."""
+"""Everything that training can reach after a step, by path: tensors, and descriptions of all other objects."""
 
 STEPS = 2
 """Number of steps compared for each kind of step. Steps that hardly change any weight do not count."""
 _TRIES = 16
 _IN_A_ROW = 2
-"""Number of times that a comparison trains on a batch, since side effects of the first time may show in the second."""
+"""Number of times that a comparison trains on a batch, since side effects of the first may show in the second."""
 _LEAST, _MOST = 1, 16
-"""Number of times that the eager step is repeated with other last bits: the minimum, and the number before a
-refusal."""
+"""Minimum and maximum number of times that the eager step is repeated with other last bits. A step is refused only
+after the maximum."""
 _FACTOR = 16.0
 """Allowed difference of a step, as a multiple of the difference that other last bits cause in eager steps."""
 _ULPS = 8.0
@@ -52,7 +53,7 @@ _ULPS = 8.0
 _SMALL = 100_000
 """Tensors with at most this many elements are compared even if they are not known to have changed."""
 _SHARE = 1e-3
-"""Maximum share of a step's change that is attributed to rounding hyperparameters to float32, as in tensors."""
+"""Maximum share of a step's change that is attributed to rounding hyperparameters to float32, as tensors hold them."""
 
 
 class Compared(Protocol):
@@ -61,10 +62,10 @@ class Compared(Protocol):
     def snapshot(self) -> object: ...
     def put_back(self, snapshot: Any) -> None: ...
     def contents(self) -> Reached:
-        """Return what training can reach, the tensors in use among it."""
+        """Return everything that training can reach, with the tensors themselves instead of copies."""
 
     def update(self, batch: Any, hp: Mapping[str, Scalar] | None = None) -> Any:
-        """Train on a batch eagerly, under other values of hyperparameters if they are given."""
+        """Train on a batch eagerly, with the hyperparameters ``hp`` or, by default, the present ones."""
 
 
 class Meaning:
@@ -76,16 +77,16 @@ class Meaning:
 
     def __init__(self, who: str) -> None:
         self._who = who
-        self._left: dict[object, tuple[int, int]] = {}  # steps to compare and tries, by the kind of step
+        self._left: dict[object, tuple[int, int]] = {}  # steps and tries left, by the kind of step
         self._refused = False
         self.compared = 0
         """Number of steps compared."""
         self.closeness = 0.0
-        """The largest difference so far, relative to what is allowed."""
+        """The largest difference so far, relative to the allowed one."""
 
     def is_due(self, hp: Mapping[str, Scalar], batch: Any) -> bool:
-        """Return whether to compare this step: whether it is one of the first with these shapes of batches and these
-        values of hyperparameters that are not fractions."""
+        """Return whether to compare this step: it is one of the first with these shapes of batches and these values of
+        hyperparameters other than floats."""
         return all(self._left.get(_kind(hp, batch), (STEPS, _TRIES)))
 
     def summary(self, numerics: str, *, departs: bool) -> str:
@@ -97,7 +98,7 @@ class Meaning:
             return f"{numerics}: no step could be compared with an eager one."
         return (
             f"{numerics}: {count_of(self.compared, 'step')} compared with eager ones; the largest difference is "
-            f"{self.closeness:.1%} of what rounding is allowed."
+            f"{self.closeness:.1%} of what is allowed for rounding."
         )
 
     def compare(
@@ -112,7 +113,7 @@ class Meaning:
         """Train on a batch by ``train`` and eagerly, compare the results, and undo both.
 
         Raises:
-            StateError: they differ by more than rounding does.
+            StateError: the results differ by more than rounding explains.
         """
         kind, known, steps = _kind(hp, batch), backend.state(), _UndoneSteps(of, hp, batch)
         left, tries = self._left.get(kind, (STEPS, _TRIES))
@@ -129,7 +130,7 @@ class Meaning:
             steps.undo()
             backend.load(known)
         if apart is None or not apart.rounded:
-            return  # code that fails, or where a value has another last bit
+            return  # the code fails: at once, or whenever a value has another last bit
         if apart.differs:
             self._refused = True
             raise StateError(self._message(apart, numerics))
@@ -142,10 +143,9 @@ class Meaning:
         path, found, expected, allowed = apart.worst()
         return (
             f"numerics = {numerics!r} does not train {self._who} as its code says: after {_IN_A_ROW} steps from the "
-            f"same state {path} is {found}, and {expected} by update() itself{allowed}. Something in the code has "
-            f"another effect, or none, where a step is recorded: a hook of torch's, a change of a Python object, a "
-            f"number changed in place, a value read in Python. Give numerics = 'eager', or write it in operations on "
-            f"tensors"
+            f"same state {path} is {found}, and {expected} by update() itself{allowed}. Some code has a different "
+            f"effect, or none, in a recorded step: a hook of torch's, a change to a Python object, a number changed in "
+            f"place, or a value read in Python. Give numerics = 'eager', or write that code as operations on tensors"
         )
 
 
@@ -179,7 +179,8 @@ class _UndoneSteps:
             self.undo()
 
     def apart(self, expected: Reached, found: Reached) -> _Apart:
-        """Compare the changes of an eager step and another one, relative to eager steps with other last bits."""
+        """Compare the changes made by an eager step and by another step, relative to those of eager steps with other
+        last bits."""
         apart = _Apart(self._of.contents(), expected, found)
         for seed in range(_LEAST):
             self._allow(apart, OtherwiseRounded(seed))
@@ -202,7 +203,8 @@ class _UndoneSteps:
         hp: Mapping[str, Scalar] | None = None,
         most: float = math.inf,
     ) -> None:
-        """Train an eager step with other last bits. Code may fail where a value differs."""
+        """Train an eager step with other last bits, and allow for its difference. It may fail, if code depends on such
+        bits."""
 
         def step(batch: Any) -> Any:
             with other or nullcontext():
@@ -213,11 +215,12 @@ class _UndoneSteps:
 
 
 def _how_far_apart(steps: _UndoneSteps, backend: StepBackend, train: Callable[[Any], Any]) -> _Apart | None:
-    """Train by ``train``, and eagerly; ``None`` where it fails, or has no finite loss."""
+    """Compare a step by ``train`` with an eager one. Return ``None`` if ``train`` fails, or if the eager loss is not
+    finite."""
     try:
         found, _ = steps.after(train)
     except (Exception, NotDeparting):
-        return None  # it is trained as it is, or fails again where that counts
+        return None  # the step is trained as it is, or fails again in training
     expected, draws = steps.after(steps.eager)
     if draws and backend.draws_otherwise:
         backend.as_recorded = True
@@ -231,14 +234,14 @@ class _Apart:
 
     Args:
         start: contents before the step.
-        expected, found: what the eager step has changed, and the other.
+        expected, found: the changes made by the eager step, and by the other one.
     """
 
     def __init__(self, start: Reached, expected: Reached, found: Reached) -> None:
         self._start, self._expected, self._found = start, expected, found
         self._spread: dict[str, float] = {}
         self.rounded = 0
-        """How many eager steps with other last bits there were."""
+        """Number of eager steps with other last bits recorded by :meth:`allow`."""
         self._scales: dict[str, float] = {}
         for path, value in expected.items():
             name = path.partition(" of ")[0]
@@ -246,11 +249,11 @@ class _Apart:
         self._distances = {path: self._distance(path, found) for path in expected.keys() | found.keys()}
 
     def _distance(self, path: str, other: Reached) -> float:
-        """Return the maximum difference of a value from the expected one; for other objects than tensors, 0 or
+        """Return the maximum difference of a value from the expected one; for objects other than tensors, 0 or
         infinity."""
         one, two = (of[path] if path in of else self._start.get(path) for of in (self._expected, other))
         if path.endswith(".grad") and (one is None or two is None):
-            return 0.0  # whether gradients are left behind is up to the class
+            return 0.0  # a numerics class may leave gradients behind or not
         if path.startswith(_OF_OPTIMIZER):  # an entry that does not exist yet is zero
             one, two = (other if value is None else value for value, other in ((one, _zeros(two)), (two, _zeros(one))))
         if isinstance(one, Tensor) and isinstance(two, Tensor):
@@ -261,7 +264,7 @@ class _Apart:
         """Record an eager step with other last bits.
 
         Args:
-            most: maximum share of the step's change that it may allow.
+            most: maximum share of the step's change that is allowed for.
         """
         self.rounded += 1
         for path in self._distances:
@@ -324,7 +327,8 @@ def _kind(hp: Mapping[str, Scalar], batch: Any) -> object:
 
 
 def _mark(value: Any) -> object:
-    """Return a mark that changes with the value. (Batch normalisation changes buffers behind their versions.)"""
+    """Return a mark that changes with the value. (Batch normalisation changes buffers without counting up their
+    versions.)"""
     if isinstance(value, Tensor):
         return object() if value.numel() <= _SMALL else (id(value), value._version)
     return value.tobytes() if isinstance(value, np.ndarray) else value

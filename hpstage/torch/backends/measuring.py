@@ -1,4 +1,4 @@
-"""Measuring how long a step takes by each step backend, for ``numerics = "auto"``."""
+"""Measurement of the seconds of a step under each step backend, for ``numerics = "auto"``."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from hpstage.torch.backends.lookup import backend_named
 logger = logging.getLogger("hpstage")
 
 _FIRST = 3
-"""Steps that count as the beginning: something may be compiled in the first, and for the optimizer in the second."""
+"""Number of steps that count as the beginning: the first may compile code, and the second may compile the optimizer."""
 _STEPS = 50
 _PART = 0.005
-"""Fewer steps are measured of a search whose workers train few: at most this part of them."""
+"""Maximum share of a search's steps that are measured: short searches measure fewer than :data:`_STEPS`."""
 _BUILDS = 75
-"""Eager steps that last as long as checking the programs of one sibling and of two, and measuring them."""
+"""Number of eager steps that last as long as checking and measuring the programs of one sibling and of two."""
 _SHARE = 0.02
-"""A backend that begins slowly is tried if that is known to take at most this share of what the steps take eagerly:
-what it gains is not known before, and trying it may be in vain."""
+"""Maximum seconds of a backend's beginning, as a share of what all steps take eagerly. A backend with a slower
+beginning is not tried: its gain is not known before, so that trying it may be in vain."""
 _LIKELY, _SHORT = 0.1, 0.005
-"""The same for siblings that are likely to gain: where steps take fewer seconds, most of a step is overhead, which as
-one they share; where most of the weights come before the first trained one, siblings and epochs share what those
-compute."""
+"""The same share for siblings that are likely to gain, and the seconds below which a step is short. Most of a short
+step is overhead, which stacked siblings share. If most weights come before the first trained one, siblings and epochs
+share the results of these frozen layers."""
 SHORT_OVER_FROZEN = 0.05
 """Seconds of a step up to which siblings with adapters in a frozen model are likely to gain: they share the overhead of
-many small operations, but compute the products with frozen weights each for itself."""
+many small operations, but each computes its own products with frozen weights."""
 _SECONDS, _LEAST = 5.0, 3
-"""Fewer steps are measured once they have taken this many seconds, but at least this many steps."""
+"""Measuring ends after this many seconds, but not before this many steps."""
 _ROUNDS, _BLOCK, _LONG = 5, 0.05, 0.05
-"""Siblings are compared with eager steps in _ROUNDS rounds of blocks of about _BLOCK seconds each, since the speed of
-a machine varies: a third from one second to the next was seen. There are fewer rounds where they would be more than
-:data:`_SHARE` of a search, and none of steps that are long."""
+"""Siblings are compared with eager steps in _ROUNDS rounds of blocks of about _BLOCK seconds each, since the speed of a
+machine varies: by a third from one second to the next in one case. There are fewer rounds if they would take more than
+:data:`_SHARE` of a search, and none if a step takes :data:`_LONG` seconds."""
 
 
 class Measured(Protocol):
@@ -49,7 +49,7 @@ class Measured(Protocol):
     def train(self, step: int, hp: Mapping[str, Scalar]) -> None: ...
     def synchronize(self) -> None: ...
     def seconds(self) -> float:
-        """Return the time at which all that was requested is done, by the clock to measure it by."""
+        """Return the time at which all requested work is done, by the clock that measures this trainable."""
 
 
 class Bundle(Protocol):
@@ -57,7 +57,7 @@ class Bundle(Protocol):
 
 
 def _train_on(trainable: Measured, step: int, initial: Mapping[str, Scalar]) -> None:
-    """Train a step; where training diverges under the values at step 0, from the beginning again after it."""
+    """Train a step. If training diverges under the values at step 0, the next step begins again from scratch."""
     try:
         trainable.train(step, initial)
     except NonFiniteLoss:
@@ -65,7 +65,7 @@ def _train_on(trainable: Measured, step: int, initial: Mapping[str, Scalar]) -> 
 
 
 class _Together:
-    """Siblings that are trained as one, each with the values at step 0: a step takes as long with others."""
+    """Siblings that are trained as one, all with the values at step 0: a step takes equally long with other values."""
 
     def __init__(self, bundle: Bundle, sides: Sequence[Measured]) -> None:
         self._bundle = bundle
@@ -92,12 +92,13 @@ class _Together:
 
 
 def measure(trainable: Measured, names: Iterable[str], initial: Mapping[str, Scalar], steps: float) -> dict[str, float]:
-    """Train some 50 steps by each backend, or fewer if they are long, under the values at step 0.
+    """Measure the mean seconds of a step under each backend.
 
-    Return the mean seconds of a step, by name, and those until the backend had begun, under ``"NAME begins"``. What is
-    compiled later than at the beginning is part of the mean: it would be compiled again and again. A backend that fails
-    is left out, unless it is ``eager``, whose errors are the user's. One that takes long to begin, compared with
-    ``steps`` eager steps, is not tried.
+    Each backend trains about 50 steps under the values at step 0, or fewer if they are long. The result has the mean
+    seconds by name, and the seconds of the first steps under ``"NAME begins"``. Later compilations count in the mean:
+    they would happen again and again. A backend that fails is left out, except ``eager``, whose errors are the user's.
+    If a backend's beginning takes long compared with ``steps`` eager steps, it is not tried, and ``"NAME untried"`` has
+    the seconds of these steps.
     """
     found: dict[str, float] = {}
     for name in sorted(names, key="eager".__ne__):
@@ -110,7 +111,7 @@ def measure(trainable: Measured, names: Iterable[str], initial: Mapping[str, Sca
 
 
 def _timed(trainable: Measured, name: str, initial: Mapping[str, Scalar], steps: float) -> dict[str, float]:
-    """Return the mean seconds of a step by a backend, and those until it had begun; nothing if it fails."""
+    """Return the mean seconds of a step under a backend, and the seconds of its beginning; empty if it fails."""
     most = min(_STEPS - _FIRST, _PART * steps)
     try:
         trainable.train_by(name)
@@ -131,7 +132,7 @@ def _timed(trainable: Measured, name: str, initial: Mapping[str, Scalar], steps:
         _not_considered(name, error)
         return {}
     each = seconds / taken
-    return {name: each, f"{name} begins": max(0.0, beginning - _FIRST * each)}  # other processes may compile
+    return {name: each, f"{name} begins": max(0.0, beginning - _FIRST * each)}  # others may slow later steps
 
 
 def _not_considered(name: str, error: Exception) -> None:
@@ -149,16 +150,16 @@ def measure_pair(
     *,
     likely: bool = False,
 ) -> dict[str, float]:
-    """Return the seconds of a step of one sibling and of two as one, by a backend that trains several; nothing if it
-    fails. It is not tried where ``steps`` steps of ``eager`` seconds are few compared with what that takes.
+    """Return the seconds of a step for one sibling and for two stacked ones, under a backend that trains several; empty
+    if it fails. It is not tried if measuring takes long compared with ``steps`` steps of ``eager`` seconds.
 
-    More of them are tried in training, by :class:`hpstage.execution.widening.Widening`.
+    Larger numbers of siblings are tried in training, by :class:`hpstage.execution.widening.Widening`.
 
     Args:
-        alone: is trained eagerly in turn with them.
-        bundle: trains a step of them.
-        sides: its members.
-        likely: whether they are likely to take less time by it.
+        alone: the trainable to train eagerly, in turn with the siblings.
+        bundle: trains a step of the siblings together.
+        sides: the siblings, members of the bundle.
+        likely: whether stacking is likely to save time.
     """
     share = _LIKELY if likely or eager < _SHORT else _SHARE
     if share * steps * eager < backend_named(name).begins + _BUILDS * eager:
@@ -175,7 +176,7 @@ def measure_pair(
             ratios = _in_turn(
                 alone, {width: _Together(bundle, sides[:width]) for width in times}, initial, eager, steps
             )
-        except Exception as error:  # there are three models now
+        except Exception as error:  # for example of memory, with three models
             _not_considered(name, error)
             return {}
         times = {width: eager * ratio for width, ratio in ratios.items()}
@@ -185,8 +186,8 @@ def measure_pair(
 def _in_turn(
     alone: Measured, together: Mapping[int, Measured], initial: Mapping[str, Scalar], eager: float, steps: float
 ) -> dict[int, float]:
-    """Return the seconds of a step of several by those of an eager step that was trained next to it: the median of all
-    rounds."""
+    """Return the seconds of a step of several siblings divided by those of an eager step, by number of siblings: the
+    median of all rounds, in which the two are trained in turn."""
     alone.train_by("eager")
     alone.setup(initial)
     _block(alone, initial, _FIRST)

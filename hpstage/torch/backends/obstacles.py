@@ -1,4 +1,5 @@
-"""What the code of a trainable mentions: gradients, settings, and what compiled code would silently leave out."""
+"""Inspection of a trainable's code: does it mention gradients or settings, or what compiled code would silently leave
+out?"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _MODES = {"no_grad", "enable_grad", "set_grad_enabled", "requires_grad", "requir
 
 
 def obstacle_in_code(code: type[TorchTrainable]) -> str | None:
-    """Return why the code of a trainable is not to be compiled, if it is not."""
+    """Return why the code of a trainable must not be compiled; ``None`` if it may be."""
     own_update = code.update is not TorchTrainable.update
     for function in functions_reached(code):
         if "grad" in names_in(function.__code__) and not own_update:
@@ -30,7 +31,7 @@ def obstacle_in_code(code: type[TorchTrainable]) -> str | None:
 
 
 def obstacle_in_training(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> str | None:
-    """Return what keeps this step from being compiled, if anything does."""
+    """Return why this step cannot be compiled; ``None`` if it can be."""
     for group in optimizer.param_groups:
         if not any(param.requires_grad for param in group["params"]):
             return "a param group has no parameter that requires gradients"
@@ -58,9 +59,9 @@ def names_gradients(code: type) -> bool:
 
 
 def read_in_training(code: type[TorchTrainable]) -> list[str]:
-    """Return the attributes meant only for speed that the user's code reads during training, so that they may
-    matter."""
-    before = {"__init__", "dataset"}  # which set them, or decide by them only what the data's key has
+    """Return the attributes meant only for speed that the user's code reads during training, where they may change
+    results."""
+    before = {"__init__", "dataset"}  # they set the attributes, or read them for data, whose key covers that
     functions = [function for function in functions_reached(code) if function.__name__ not in before]
     read = {name for function in functions for name in names_in(function.__code__)}
     return sorted(read.intersection(code._without_keys))

@@ -1,5 +1,5 @@
-"""Steps with other rounding. Their difference from the original steps is the maximum by which two orders of operations
-may differ."""
+"""Training steps with other rounding. Their difference from the original step shows how far the results of two orders
+of operations may differ."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hpstage.training.identity.torch_settings import read, torch_settings
 
 _LEAST = 1 << 16
-"""Number of changes that are drawn at least, of which each operation takes a part."""
+"""Minimum number of changes drawn at once, of which each operation uses a part."""
 
 
 class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Changes the last bit of whatever an operation returns, up or down at random, in the dtype that it has there.
+    """Changes the last bit of all results of operations, up or down at random, in the dtype of each result.
 
-    Small whole numbers stay: they are masks, counts and indices, and mostly exact. What operations change in place or
-    return views of stays as well.
+    Small whole numbers stay: they are masks, counts and indices, and mostly exact. Tensors that an operation changes in
+    place, and views that it returns, stay as well.
 
     Reference: D. S. Parker, *Monte Carlo arithmetic*, Technical Report CSD-970002, UCLA, 1997.
 
     Args:
-        seed: of the changes; the generators of training are not touched.
+        seed: seed of the changes; the generators of training are not used.
     """
 
     def __init__(self, seed: int) -> None:
@@ -52,14 +52,14 @@ class OtherwiseRounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         drawn = self._drawn.get(kind)
         if drawn is None or len(drawn) < 2 * size:
             drawn = self._drawn[kind] = _factors(max(1 << (2 * size).bit_length(), _LEAST), *kind, self._seed)
-        place = self._places.randrange(len(drawn) - size + 1)  # drawing each number takes longer than the operations
+        place = self._places.randrange(len(drawn) - size + 1)  # drawing new numbers takes longer than operations
         whole = tensor == tensor.round()
         whole &= tensor.abs() < 1 / torch.finfo(tensor.dtype).eps
         tensor.mul_(drawn[place : place + size].view(tensor.shape).masked_fill(whole, 1.0))
 
 
 def _factors(size: int, dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:
-    """Return as many numbers that are one bit above or below 1, at random."""
+    """Return ``size`` numbers, each one bit above or below 1 at random."""
     last = torch.finfo(dtype).eps
     up = torch.randint(2, (size,), device=device, generator=torch.Generator(device).manual_seed(seed))
     return (up.to(torch.promote_types(dtype, torch.float32)) * (2 * last) + (1 - last)).to(dtype)
@@ -67,8 +67,8 @@ def _factors(size: int, dtype: torch.dtype, device: torch.device, seed: int) -> 
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Compute without TF32 and reduced sums. Where they are allowed, whether an operation of a GPU uses them depends on
-    which of its algorithms it takes, and so on the layout of its inputs."""
+    """Compute without TF32 and sums of reduced precision. If they are allowed, whether an operation of a GPU uses them
+    depends on the algorithm that it picks, and so on the layout of its inputs."""
     with ExitStack() as restored:
         for name, (ask, put) in torch_settings(torch).items():
             if name.startswith("fp32 precision") or name.endswith(("tf32", "reduced precision reduction")):
@@ -82,7 +82,7 @@ def full_precision() -> Iterator[None]:
 
 
 def _stays(value: Any) -> bool:
-    """Return whether views of a value stay as they are: not those of parameters that are trained, which are rounded."""
+    """Return whether views of a value stay unchanged. Views of trained parameters do not: they are rounded."""
     return isinstance(value, Tensor) and (type(value) is Tensor or not value.requires_grad)
 
 

@@ -31,13 +31,13 @@ class StackedLoop(Slot):
     """Trains one chain of a TorchTrainable, in one of several slots of a process, by a step backend that trains
     several models at a time (``numerics = "stacked"``, or a plugin's).
 
-    Where a search has chosen another backend (``numerics="auto"``), it trains by that, one chain at a time.
+    If a search has chosen another backend (``numerics="auto"``), the loop trains with that, one chain at a time.
 
-    All slots train the same object of the user's, in which only ``hp`` differs between them.
+    All slots train the same object of the user's; only its ``hp`` differs between them.
 
     Args:
-        stack: that of another slot; without it, this is the first slot, which makes the others, and whose
-            :meth:`close` closes them.
+        stack: the stack of an existing slot. Without it, this is the first slot, which creates the other slots and
+            closes them in :meth:`close`.
     """
 
     def __init__(self, subject: TorchTrainable, stack: Stack | None = None) -> None:
@@ -118,7 +118,7 @@ class StackedLoop(Slot):
     # --- the port -----------------------------------------------------------------------------------------
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
-        self.outcomes.clear()  # of a step that nobody has requested, since its chain was ended
+        self.outcomes.clear()  # of a step that is no longer requested, since its chain was ended
         self.noted = Noted()
         self.detach()
         super().setup(hp)
@@ -190,7 +190,7 @@ class StackedLoop(Slot):
         """Train a first step, to check what siblings share.
 
         Raises:
-            UsageError: the step changes what siblings share, or does not repeat what it does.
+            UsageError: the step changes objects that siblings share, or a recording would not repeat the step.
         """
         if not self._stacks:
             return
@@ -201,13 +201,13 @@ class StackedLoop(Slot):
         except UsageError:
             raise
         except Exception:
-            logger.debug("the first step of a rehearsal has failed", exc_info=True)  # training will say so
+            logger.debug("the first step of a rehearsal has failed", exc_info=True)  # training will raise it
         self.close()
 
 
 def _changed_settings(first: dict[str, Any]) -> list[str]:
-    """Describe the settings of the process that decide bits and are no longer what they were when each was first seen,
-    by ``first``, to which new ones are added."""
+    """Describe the settings of the process that decide bits and have changed since they were first seen. ``first`` has
+    their first values; new settings are added to it."""
     return [
         f"the setting {name!r} of the process from {first[name]} to {value} (all trials need the same)"
         for name, value in settings_here(("torch", "jax")).items()
@@ -216,7 +216,7 @@ def _changed_settings(first: dict[str, Any]) -> list[str]:
 
 
 def _changed_objects(records: Iterable[Record]) -> list[str]:
-    """Return the paths of what has changed in the user's object, its data set and its code."""
+    """Return the paths of all changes in the user's object, its data set and its code."""
     return [
         _changed(record)
         for record in records
@@ -227,7 +227,7 @@ def _changed_objects(records: Iterable[Record]) -> list[str]:
 
 
 def _changed(record: Record) -> str:
-    """Return the path of what has changed in an object: of an attribute or an item, if it is one."""
+    """Return the path of a change in an object: that of the attribute or item that differs, if there is one."""
     present = record.read()
     if isinstance(record.content, Mapping) and isinstance(present, Mapping):
         for name in {**present, **record.content}:

@@ -10,15 +10,15 @@ from hpstage.torch.backends.backend import StepBackend
 
 
 class StackedBackend(StepBackend):
-    """The backend of one slot of :class:`hpstage.torch.backends.siblings.StackedLoop`, which trains what can be
-    stacked.
+    """The backend of one slot of :class:`hpstage.torch.backends.siblings.StackedLoop`. The loop itself trains all steps
+    that can be stacked.
 
-    If no step of a model can be recorded, the model is trained as it is, whichever models are trained with it.
+    If no step of a model can be recorded, the model is trained as it is, independently of the other models.
     """
 
     numerics: ClassVar[str] = "stacked-v3"
     several: ClassVar[bool] = True
-    begins: ClassVar[float] = 2.0  # measured, besides what grows with the seconds of a step
+    begins: ClassVar[float] = 2.0  # measured, without the share that grows with the seconds of a step
 
     @classmethod
     def missing(cls, device: torch.device) -> str | None:
@@ -27,5 +27,5 @@ class StackedBackend(StepBackend):
     def train(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Any
     ) -> torch.Tensor | float | None:
-        assert self.as_it_is, "what can be stacked is trained by a Bundle"
+        assert self.as_it_is, "a Bundle trains the steps that can be stacked"
         return self.subject.update(model, optimizer, batch)

@@ -1,9 +1,9 @@
-"""Sibling models trained as one: their parameters stacked, bit for bit as if each were trained by itself.
+"""Sibling models trained as one: their parameters are stacked, with the bits of training each by itself.
 
-A step is recorded once as a flat graph of tensor operations (``tracing``). For a number of members it becomes a program
-in which an operation takes place on all members at once where that has, bit for bit, the result that it has for each
-alone, which is tried out (``planning``), and member by member elsewhere. So it makes no difference to a member how many
-others there are, and a bundle of one is the reference.
+A step is recorded once as a flat graph of tensor operations (``tracing``). For a given number of members, the graph
+becomes a program: an operation is done on all members at once if tests show that each member gets the bits that it gets
+without the others (``planning``), and else member by member. So the number of other members makes no difference to a
+member, and a bundle of one is the reference.
 """
 
 from hpstage.torch.backends.backend import NeedsPython, NotStackable
