@@ -93,7 +93,7 @@ _MODULES = set(__all__) - _HOMES.keys()
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        # Bound here, so that the function ``optimize`` is found and not the module of its name.
+        # Bound as a module attribute, so that the next access does not call this function.
         value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
         return value
     if name in _MODULES:

@@ -1,4 +1,4 @@
-"""The process of the command line: ``hpstage``, and ``python -m hpstage`` where that script is not on the path."""
+"""Entry point of the command line: ``hpstage``, or ``python -m hpstage`` where that script is not on the path."""
 
 import atexit
 import gc
@@ -8,13 +8,13 @@ from hpstage.cli.app import main
 
 
 def run() -> None:
-    """Run a command, and end this process.
+    """Run the command of ``sys.argv``, and end this process.
 
-    Commands that read a plan once do without garbage collection: it finds nothing in a plan, and doubles their time.
+    Commands that read a plan once run without garbage collection: it would free nothing, and double their time.
     """
     if sys.argv[1:2] in (["status"], ["tree"], ["report"], ["export"]) and "--watch" not in sys.argv:
         gc.disable()
-        atexit.register(gc.freeze)  # else all is looked at once more as the interpreter ends
+        atexit.register(gc.freeze)  # else the interpreter collects garbage once more as it ends
     main()
 
 

@@ -33,10 +33,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Propose a trial that equals trial ``donor`` up to ``step``, and the space's trial under ``params`` from there on.
+    """Propose a trial that equals trial ``donor`` up to ``step``, and from there on the space's trial for ``params``.
 
-    It is in addition to the ``n_trials`` that the sampler proposes, and is passed to :meth:`Search.forked`. Values
-    outside the range that the space suggests them in are clipped to it. If the space rejects ``params``, the
+    The new trial is in addition to the ``n_trials`` that the sampler proposes, and is passed to :meth:`Search.forked`.
+    Values outside a parameter's range in the space are clipped to it. If the space rejects ``params``, the
     ``alternatives`` are tried in order.
     """
 
@@ -64,11 +64,12 @@ Action = Ask | Fork | Finish
 class Setting:
     """The setting of a search.
 
-    ``steps``: steps of the longest trials. A trial may be shorter: its targets beyond its end are answered at once, by
-    its last value, and once trained to its end it is complete, even if finished as pruned. ``n_trials``: trials that
-    the sampler will propose (``None``: unlimited). ``maximize``: whether larger values are better. ``adaptive``:
-    whether the sampler learns from results, so that later proposals are better informed. ``workers``: their number when
-    the search was started, also where a later call resumes it; :meth:`Search.resized` has that of the moment.
+    ``steps``: steps of the longest trials. Targets beyond the end of a shorter trial are answered at once with its last
+    value; once trained to its end, it is complete, even if the algorithm finishes it as pruned. ``n_trials``: number of
+    trials that the sampler will propose (``None``: unlimited). ``maximize``: whether larger values are better.
+    ``adaptive``: whether the sampler learns from results, so that later proposals are better informed. ``workers``:
+    number of workers when the search was started, even if a later call resumes it; :meth:`Search.resized` receives the
+    current number.
     """
 
     steps: int
@@ -79,13 +80,11 @@ class Setting:
 
 
 class Trials:
-    """Look-ups of a search about its trials. This base class has trials with nothing in common and no parameters."""
+    """Look-ups of a search about its trials. In this base class, trials share no steps and have no parameters."""
 
     def prefix(self, index: int, step: int) -> Hashable:
-        """Identify the training of trial ``index`` up to ``step``: equal for two trials if they are one until there.
-
-        Beyond its end, a trial is identified by all of its training.
-        """
+        """Return an identifier of the training of trial ``index`` up to ``step``, or to the trial's end if it is
+        earlier. It is the same for two trials whose training is the same up to there."""
         return index
 
     def params(self, index: int) -> Mapping[str, tuple[Any, BaseDistribution]]:
@@ -98,9 +97,9 @@ class Trials:
 
 
 class Search(ABC):
-    """One run of an algorithm. Values of a synchronous algorithm are reported in the order of its requests, or
-    :attr:`Algorithm.by_length`.
+    """One run of an algorithm.
 
+    A synchronous algorithm receives values in the order of its requests, or in that of :attr:`Algorithm.by_length`.
     Unless trials fail, at least one must be finished as ``complete``: ``study.best_trial`` ignores pruned ones.
     """
 
@@ -113,7 +112,7 @@ class Search(ABC):
         """Handle a trial proposed by the sampler. Indices increase, and forks take indices too."""
 
     def __init_subclass__(cls) -> None:
-        if "told" in vars(cls):  # its name until 0.3
+        if "told" in vars(cls):  # the method's name until 0.3
             warnings.warn(f"{cls.__name__}.told is deprecated; call it reported", DeprecationWarning, stacklevel=2)
             cls.reported = cls.told  # type: ignore[attr-defined, method-assign]
         super().__init_subclass__()
@@ -124,8 +123,8 @@ class Search(ABC):
 
     @abstractmethod
     def reported(self, index: int, step: int, value: float) -> list[Action]:
-        """Handle the value of a target (of the first objective, if there are several). May be infinite; NaN
-        only if :attr:`Algorithm.takes_nan`."""
+        """Handle the value of a target (of the first objective, if there are several). It may be infinite, and NaN if
+        :attr:`Algorithm.takes_nan`."""
 
     @abstractmethod
     def failed(self, index: int) -> list[Action]:
@@ -140,8 +139,8 @@ class Search(ABC):
         return []
 
     def idle(self, workers: int) -> list[Action]:
-        """Handle a number of workers with nothing to do, although all requested targets are assigned. Called only in
-        asynchronous searches, between results."""
+        """Handle ``workers`` idle workers, which have nothing to do since all requested targets are assigned. Called
+        only in asynchronous searches, between results."""
         return []
 
 
@@ -154,16 +153,15 @@ class Algorithm(ABC):
     A subclass is registered in the entry-point group ``hpstage.algorithms``, under its name for ``--algorithm``, and
     tested by :class:`hpstage.testing.AlgorithmContract`.
 
-    Parameters of the right kind become plain ones, NumPy's numbers Python's, so that a search is resumed whichever
-    were given.
+    Valid parameters are converted to plain Python values, so that a call with NumPy numbers resumes the same search.
     """
 
     kinds: ClassVar[Mapping[str, Kind]] = MappingProxyType({})
-    """The valid values of its parameters, which :meth:`check` enforces."""
+    """The valid values of each parameter, which :meth:`check` enforces."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            with suppress(Exception):  # what is of another kind is refused by check()
+            with suppress(Exception):  # check() refuses invalid values
                 object.__setattr__(self, name, self.kinds.get(name, _WHOLE).read(value))
 
     @property
@@ -173,20 +171,20 @@ class Algorithm(ABC):
 
     @property
     def by_length(self) -> bool:
-        """Whether the results of a synchronous algorithm are reported in the order in which they would arrive if all
-        steps took equally long and there were a worker for each target, instead of in that of requests: for one with
-        parts whose targets lie far apart, which would wait for each other."""
+        """Whether a synchronous algorithm receives results in the order in which they would arrive if all steps took
+        equally long and each target had a worker of its own, instead of in the order of requests. For algorithms that
+        request short and long targets together, since the short ones would wait for the long ones."""
         return False
 
     @property
     def forks(self) -> bool:
-        """Whether the algorithm forks trials from others, which requires all to be of one length."""
+        """Whether the algorithm forks trials from others, which requires all trials to have the same length."""
         return False
 
     @property
     def takes_nan(self) -> bool:
-        """Whether NaN before a trial's end is a value like others, which :meth:`Search.reported` receives. By default
-        it fails the trial, as NaN at the end always does."""
+        """Whether NaN before a trial's end is an ordinary value, which :meth:`Search.reported` receives. By default it
+        fails the trial, as NaN at the end always does."""
         return False
 
     @property
@@ -195,7 +193,7 @@ class Algorithm(ABC):
         return False
 
     def check(self, setting: Setting) -> None:
-        """Raise :class:`UsageError`, naming the parameter and the remedy, if it cannot run in this setting."""
+        """Raise :class:`UsageError` if the algorithm cannot run in this setting; name the parameter and the remedy."""
         for name, kind in self.kinds.items():
             kind.of(name, getattr(self, name))
 

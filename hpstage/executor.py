@@ -30,9 +30,9 @@ class Environment(msgspec.Struct, frozen=True):
         described: short names to strings, e.g. ``{"torch": "2.13.0", "device": "cpu", "isa": "AVX512", "threads": "1",
             "numerics": "eager-v1", "data": "1797 x 0f3a..."}``.
         identity: identity of the trainable's code and attributes as loaded on the worker (see
-            :mod:`hpstage.training.identity.code_identity`). If empty, nothing is loaded there, and that of the driver
-            is used.
-        loaded: digests of the functions and modules loaded there, and package versions, to find differences.
+            :mod:`hpstage.training.identity.code_identity`). If empty, nothing is loaded there, and the identity that
+            the driver computes is used.
+        loaded: digests of the functions and modules loaded on the worker, and package versions, to find differences.
         remarks: messages for the user, logged once by the driver.
         warnings: warnings for the user, logged once by the driver.
     """
@@ -45,14 +45,14 @@ class Environment(msgspec.Struct, frozen=True):
 
 
 class Page(Protocol):
-    """A web page that shows a search. Only the search knows how long it will take."""
+    """A web page that shows a search. The search reports the time left to it, which the page cannot estimate."""
 
     @property
     def is_watched(self) -> bool:
-        """Whether any browser shows it: only then is the time left estimated."""
+        """Whether any browser shows the page. The time left is estimated only then."""
 
     def show(self, study: str, seconds_left: float | None) -> None:
-        """Show a new estimate of a study of the plan; ``None``: there is none any more. Returns at once."""
+        """Show a new estimate of the time left in a study of the plan (``None``: unknown). Returns at once."""
 
 
 class Executor(ABC):
@@ -61,9 +61,9 @@ class Executor(ABC):
     Contract. ``open`` is called once, first; it sends the trainable to the workers, sets it up far enough to
     describe the environment, and fails with a clear error before anything is trained: :class:`UsageError` for a
     trainable that cannot be sent, :class:`ClusterError` for a cluster without workers or devices, or whose workers
-    differ in environment. ``start`` hands one chain to one idle worker, as ``wait`` has reported it, and returns at
-    once: if it has been replaced since then, the chain is lost with the worker that was reported. At most one chain per
-    worker is in flight. Every started chain ends in exactly one ``ChainEnded`` (or, if its worker left, only in
+    differ in environment. ``start`` hands one chain to one idle worker that ``wait`` has reported, and returns at once.
+    If that worker has been replaced since it was reported, the chain is lost with it. At most one chain per worker is
+    in flight. Every started chain ends in exactly one ``ChainEnded`` (or, if its worker left, only in
     ``WorkerLeft``). Reports of a chain arrive in order. ``amend`` and ``stop`` are best effort: they may
     come too late, which the reports show. Only the driver's thread calls these methods.
     """
@@ -104,40 +104,40 @@ class Executor(ABC):
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
         """Set up the trainable on a worker, evaluate it untrained, and return its metrics.
 
-        This detects a missing metric before anything is trained. Return ``None`` if it cannot be determined: not
-        everything can be evaluated before it is trained.
+        This detects a missing metric before anything is trained. Return ``None`` if the metrics cannot be determined:
+        some trainables cannot be evaluated before they are trained.
         """
 
     def measure(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float] | None:
-        """Measure the step backends of a trainable, under the values at step 0; may take minutes. Workers that share a
-        machine measure at once, since they slow each other down in training, too.
+        """Measure the step backends of a trainable with the values at step 0. This may take minutes. Workers that share
+        a machine measure concurrently, since they also slow each other down in training.
 
-        A backend that takes longer to begin than a worker would train ``steps`` steps eagerly is not tried: under
-        ``"NAME untried"`` are the seconds of those steps.
+        A backend is not tried if it takes longer to begin than a worker takes to train ``steps`` steps eagerly.
 
-        Return the seconds of a step by backend, and under ``"NAME begins"`` those until it has begun; of one that
-        trains several chains side by side, those of K of them, one or two, under ``"NAME, K at a time"``. ``None`` if
-        nothing could be measured.
+        Return seconds by name, ``None`` if nothing could be measured. For each backend: ``"NAME"`` of a step, and
+        ``"NAME begins"`` until the backend has begun. For a backend that trains several chains side by side also
+        ``"NAME, K at a time"``, of a step of one and of two chains. For a backend that was not tried only ``"NAME
+        untried"``, of ``steps`` steps trained eagerly.
         """
         return None
 
     def look_at(self, inputs: Iterable[str]) -> dict[str, str]:
-        """Return the present digests of inputs of training (:mod:`hpstage.training.identity.inputs`) where it runs, by
-        name, after ``open``. Those that cannot be looked at, or do not matter, are left out."""
+        """Return the current digests of inputs of training (:mod:`hpstage.training.identity.inputs`) on a worker, by
+        name, after ``open``. Inputs that cannot be read, or that training does not depend on, are left out."""
         return {}
 
     @property
     def present(self) -> int | None:
-        """The number of workers, after ``open``, as far as it is known before reports of them are taken."""
+        """The number of workers, after ``open``; ``None`` if it is unknown until :meth:`wait` reports them."""
         return None
 
     @property
     def slots(self) -> int:
-        """The most chains that a worker trains side by side, after ``open``."""
+        """Upper bound on the number of chains that a worker trains side by side, after ``open``."""
         return 1
 
     def __init_subclass__(cls) -> None:
-        if "lanes" in vars(cls):  # its name until 0.3
+        if "lanes" in vars(cls):  # the property's name until 0.3
             warnings.warn(f"{cls.__name__}.lanes is deprecated; call it slots", DeprecationWarning, stacklevel=2)
             cls.slots = cls.lanes  # type: ignore[attr-defined, method-assign]
         super().__init_subclass__()
@@ -148,37 +148,38 @@ class Executor(ABC):
 
     @abstractmethod
     def amend(self, amendment: Amendment) -> None:
-        """Change what a running chain does at steps ahead of it; one that has ended ignores it."""
+        """Change what a running chain does at steps ahead of it. Has no effect on a chain that has ended."""
 
     @abstractmethod
     def stop(self, chain: ChainId, *, keep: bool = False) -> None:
         """Request a chain to stop at its next step; it ends as ``stopped`` (or ``done``, if it was faster).
 
-        With ``keep`` its state there is first kept and reported, so that nothing is trained again. A trainable that
-        needs notice that the state after a step will be kept (``announce``) trains one more step, unless notified.
+        With ``keep``, its state is saved and reported first, so that nothing is trained again. A trainable that must be
+        notified before a step whose state will be saved (``announce``) trains one more step, unless it was notified.
         """
 
     def expect(self, worker: WorkerId, keys: Sequence[StateKey]) -> None:  # noqa: B027  # not needed by most
         """Suggest states that a worker may fetch while it trains: its next chains are expected to start from them,
-        soonest first. This replaces an earlier suggestion. An executor may ignore it, and it causes no failure."""
+        soonest first. This replaces an earlier suggestion. An executor may ignore it; it must not fail because of it.
+        """
 
     def audit(self, worker: WorkerId, audit: Audit) -> None:
         """Begin an audit in a fresh process on a worker that trains nothing, and return at once. It must not slow down
         what other workers train.
 
-        It ends in exactly one ``AuditEnded``, unless its worker leaves. It ends at once, as ``stopped``, if a chain is
-        started on its worker, with or without :meth:`stop_audit`: before that chain trains. Called only if
+        The audit ends in exactly one ``AuditEnded``, unless its worker leaves. If a chain is started on its worker, the
+        audit ends as ``stopped`` before that chain trains, even without :meth:`stop_audit`. Called only if
         :attr:`can_audit`.
         """
         raise InternalError(f"{type(self).__name__} cannot audit")
 
     def stop_audit(self, audit: AuditId) -> None:  # noqa: B027  # not needed by those that cannot audit
-        """End an audit at once; one that has ended ignores it."""
+        """End an audit at once. Has no effect on an audit that has ended."""
 
     def adapt(self, demand: Callable[[float, float], int]) -> None:  # noqa: B027  # for clusters that can grow
         """Let the number of workers follow ``demand(now, start_seconds)``: the number that the search can use if
         starting a worker takes ``start_seconds``. Called once, before the first :meth:`wait`. ``demand`` may only be
-        called within :meth:`wait`. No worker that trains leaves because of it."""
+        called within :meth:`wait`. Workers that are training must not be removed."""
 
     @abstractmethod
     def wait(self, timeout: float | None) -> list[Report]:
@@ -194,13 +195,13 @@ class Executor(ABC):
         """
 
     def show(self, journal: Journal) -> AbstractContextManager[Page | None]:
-        """Show the plan of ``journal`` on the cluster's web page until the context is left; ``None`` if it cannot have
-        one. The page is an ordinary reader: nothing waits for it, and it may be unreachable."""
+        """Show the plan of ``journal`` on the cluster's web page until the context is left, which yields the page, or
+        ``None`` if the cluster has none. The search does not wait for the page, which may be unreachable."""
         return nullcontext()
 
     @property
     def page(self) -> str | None:
-        """The address of that page, after ``open``, for the user; ``None`` if there is none."""
+        """The address of the cluster's web page, after ``open``, for the user; ``None`` if it has none."""
         return None
 
     @abstractmethod

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 from hpstage.schedule import Scalar
 
 Numerics: TypeAlias = Literal["eager", "compiled", "graphed", "stacked", "auto"] | str
-"""The name of a step backend: one of hpstage's, the fastest of them, or one of a plugin."""
+"""The name of a step backend, of hpstage or of a plugin; ``"auto"`` is the fastest of hpstage's."""
 
 
 @runtime_checkable
@@ -22,14 +22,17 @@ class Trainable(Protocol):
     step from ``hp["seed"]`` (0 if there is none) and the step. ``hp`` maps every hyperparameter to its value at
     that step (whole numbers are ``int``, others ``float``, ``str``, ``bool`` or ``None``).
 
-    Optional methods are called if defined: ``synchronize()`` before time is measured, ``announce(report)`` before
-    each step with whether the state after it will be evaluated or kept, ``expect(more)`` with whether another step
-    follows it at once, which may then finish what this one has begun (if none follows after all, ``settle(step)`` is
-    called),
-    ``foresee(names)`` before each stretch of training with the hyperparameters that change in it, ``close()`` at the
-    end, ``portrait()`` (paths and short strings of everything that training has changed, by which two runs are
-    compared), ``describe_data()`` (a short string) and ``describe_environment()`` (a dict of short strings) for
-    anything else that affects bits.
+    Optional methods, called if defined:
+
+    - ``synchronize()``: called before time is measured.
+    - ``announce(report)``: called before each step, with whether the state after it will be evaluated or saved.
+    - ``expect(more)``: called before each step, with whether another step follows at once. If so, that step may finish
+      work that this one begins. If none follows after all, ``settle(step)`` is called.
+    - ``foresee(names)``: called before each stretch of training, with the hyperparameters that change in it.
+    - ``portrait()``: returns paths and short strings of everything that training has changed, to compare two runs.
+    - ``describe_data()`` (a short string) and ``describe_environment()`` (a dict of short strings): anything else that
+      affects bits.
+    - ``close()``: called at the end.
     """
 
     @abstractmethod
@@ -55,69 +58,70 @@ class Trainable(Protocol):
 
 @runtime_checkable
 class Bundling(Protocol):
-    """A Trainable that trains several chains of one process side by side, a step of each at a time, for less than they
-    take one after the other. What a member's state is must not depend on its companions, or on there being any.
+    """A Trainable that trains several chains of one process side by side, one step of each at a time, in less time than
+    one after the other. A member's state must not depend on its companions, nor on whether it has any.
 
     Members may have ``frozen_work``, the :class:`~hpstage.plan.facts.FrozenWork` of the last step. A bundle may have
-    ``worthwhile``, the most chains whose training as one is worth trying, as far as is known."""
+    ``worthwhile``: upper bound on the number of chains that are worth training as one, as far as is known."""
 
     slots: int
-    """The most chains that it trains at a time."""
+    """Upper bound on the number of chains that it trains at a time."""
 
     @abstractmethod
     def members(self) -> Sequence[Trainable]:
-        """Return the Trainables of a bundle, each for one chain at a time. They may share all but their states: only
-        one of them is called at a time."""
+        """Return the Trainables of a bundle, each for one chain at a time. They may share everything but their states:
+        only one of them is called at a time."""
 
     @abstractmethod
     def train_together(
         self, steps: Mapping[int, tuple[int, Mapping[str, Scalar]]], most: int | None = None
     ) -> Mapping[int, int]:
-        """Train a step of several members: by index, its number and the values at it. Return as how many each was
-        trained as one, itself included: at most ``most``, and fewer where more do not pay; by default as many as
-        there are.
+        """Train one step of several members. ``steps`` maps a member's index to the step's number and values.
 
-        Then ``train`` is called of each for that step, and raises what its step has raised.
+        Return, by index, how many members were trained as one with this member, itself included: at most ``most`` (by
+        default, all), and fewer if more would not be faster.
+
+        ``train`` is then called on each member for that step, and raises what the step has raised.
         """
 
     @abstractmethod
     def seconds(self) -> float:
-        """Return a time by which steps are compared, once those so far are done: seconds since any point."""
+        """Wait until the steps so far are done, and return the time, in seconds since any point, to compare steps."""
 
 
 @runtime_checkable
 class Elastic(Protocol):
-    """A Trainable whose steps several processes can train together, a gang, with the bits that one process has.
+    """A Trainable whose steps can be trained by several processes together (a gang), with the same bits as by one.
 
-    Each step is cut into virtual nodes, of which every process trains an equal share. One process leads: it alone is
-    given orders, and the others do the same. Gangs are formed and dissolved between any two steps.
+    Each step is cut into virtual nodes, of which every process trains an equal share. One process leads: it alone
+    receives instructions, and the others follow it. Gangs are formed and dissolved between any two steps.
     """
 
     virtual_nodes: int
-    """The most processes of a gang, a power of two; 1: it forms none."""
+    """Upper bound on the number of processes of a gang, a power of two; 1: it forms no gangs."""
 
     @abstractmethod
     def open_gang(self, host: str) -> str:
-        """Begin to lead: listen on the interface that ``host`` names. Return the address to join at. Whoever has it can
-        join: it holds a secret, and is neither logged nor kept.
+        """Begin to lead: listen on the network interface of ``host``. Return the address at which others join. The
+        address holds a secret that lets any process join: it must not be logged or stored.
 
         Raises:
-            GangApart: there is no such interface here.
+            GangApart: this machine has no such interface.
         """
 
     @abstractmethod
     def lead(self, size: int, timeout: float, in_vain: Callable[[], bool]) -> None:
-        """Wait for the other ``size - 1`` processes, for at most ``timeout`` seconds, or until ``in_vain()``. From now
-        on ``train`` trains with them.
+        """Wait until the other ``size - 1`` processes have joined, for at most ``timeout`` seconds, and only while
+        ``in_vain()`` is false. From then on, ``train`` trains together with them.
 
         Raises:
-            GangApart: they did not come in time, or cannot be reached. This process continues without them.
+            GangApart: they did not join in time, or cannot be reached. This process continues without them.
         """
 
     @abstractmethod
     def follow(self, address: str, rank: int, size: int, timeout: float) -> str:
-        """Join a gang as number ``rank``, counted from 1, in the state that its leader is in; train as it does until it
-        dismisses this process, and return its word.
+        """Join a gang as process ``rank``, counted from 1, in the same state as its leader. Train with the leader until
+        it dismisses this process, then return the ``word`` that it sends.
 
         Raises:
             GangApart: the leader cannot be reached, or does not form the gang within ``timeout`` seconds.
@@ -126,12 +130,12 @@ class Elastic(Protocol):
 
     @abstractmethod
     def dismiss(self, word: str) -> None:
-        """End the gang, if there is one, and send the others ``word``: by what name the state that all of them are in
-        is known, or ``""``. From now on ``train`` trains without them."""
+        """End the gang, if there is one, and send the others ``word``: the key of the state that all of them are in, or
+        ``""`` if it has none. From then on, ``train`` trains without them."""
 
     @abstractmethod
     def shared_seconds(self) -> float:
-        """Return the estimated seconds of the steps since the last call if this process had trained them by itself."""
+        """Return the estimated seconds that this process by itself needs for the steps since the last call."""
 
 
 METHODS = ("setup", "train", "evaluate", "state_dict", "load_state_dict")
