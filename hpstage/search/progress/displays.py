@@ -113,7 +113,7 @@ def display_on_standard_error() -> Display:
 
 
 class LineDisplay(Display):
-    """Write a line at the start, at most one every :data:`LINE_SECONDS`, and one at the end. No control characters."""
+    """A log: a line at the start, at most one every :data:`LINE_SECONDS`, and one at the end. No control characters."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from hpstage.search.session import Session
 
 
-# The growth of the algorithm's calls, the change of the seconds per step, and the part of the predicted time after
-# which a new forecast is made; but not before this part of the time so far has passed again.
+# A new forecast is made if the number of the algorithm's calls has grown, the seconds per step have changed, or the
+# predicted time has passed by the first three of these shares; but not before time has grown by the last of them.
 _GROWN, _DRIFTED, _PASSED, _AGAIN = 0.05, 0.1, 0.25, 0.01
-# A forecast is the geometric mean of at most _PLAYS plays, as long as they have less than _RESULTS results together. It
-# is as likely to be off by some factor in either direction. Plays of less than a second count as one second.
+# A forecast is the geometric mean of several simulations, since it is as likely to be too high by some factor as too
+# low: of at most _PLAYS, and no more once they have _RESULTS results together. A simulated time is at least one second.
 _PLAYS, _RESULTS = 13, 4_000
 
 
@@ -43,7 +43,7 @@ class TimeLeft:
     def __init__(self) -> None:
         self._made = 0.0
         self._end: float | None = None
-        self._next = 0.0  # number of calls
+        self._next = 0.0  # number of calls above which a new forecast is made
         self._workers = 0.0
         self._pace = 0.0
 
@@ -67,12 +67,12 @@ class TimeLeft:
             seconds, results = _forecast(session, driver, expected - len(session.trials), workers)
             self._workers, self._pace, self._made, self._end = workers, pace, elapsed, elapsed + seconds
             self._next = calls + max(_GROWN * calls, _GROWN * results if results > _RESULTS else 0.0)
-        # The work requested so far is known better.
+        # The work requested so far is a lower bound.
         return max(self._end - elapsed, remaining.path_seconds, remaining.work_seconds / workers)
 
 
 def _forecast(session: Session, driver: Driver, more: int, workers: float) -> tuple[float, int]:
-    """Return the seconds left, and how many results were played."""
+    """Return the seconds left, and the number of simulated results."""
     running = driver.running()
     found: list[float] = []
     results = 0
@@ -90,8 +90,8 @@ _INTERVAL = 0.2
 
 
 class Progress:
-    """Builds views from the state of session and driver, at most five a second. O(1) in the number of trials, but for
-    forecasts (:class:`TimeLeft`). Where nobody watches, nothing is done.
+    """Builds views from the state of session and driver, at most five a second. O(1) in the number of trials, except
+    for forecasts (:class:`TimeLeft`). Does nothing while nobody watches.
 
     Args:
         display: ``None`` if nothing is shown.
@@ -126,7 +126,7 @@ class Progress:
         self._last: ProgressView | None = None
         self._session: Session | None = None
         self._time_left = TimeLeft()
-        self._steps = 0  # the most steps shown: estimates do not fall
+        self._steps = 0  # the largest number of steps shown, below which no later estimate falls
         self._steps_reported = 0
         self._best_before: float | None = None
 
@@ -174,7 +174,7 @@ class Progress:
 
     def _seconds_left(self, session: Session, driver: Driver, remaining: RemainingWork, now: float) -> float | None:
         if session.expected is not None and session.states.total() >= session.expected:
-            return 0.0  # all trials have ended, as where a completed search is called again
+            return 0.0  # all trials have ended, for example if a completed search is called again
         left = self._time_left.at(now - self._began, session, driver, remaining)
         if self._deadline is None or not driver.plan.totals.steps_trained:
             return left
@@ -212,7 +212,7 @@ class Progress:
             steps_left=steps - self._steps,
             running=len(scheduler.workers.chains()),
             workers=scheduler.workers.hosts,
-            # Of the study, as on the page: which of its unique steps the trials of this call have is not counted.
+            # Of the whole study, as on the page: there is no count of the unique steps of this call's trials.
             merge_rate=tally.sums.merge_rate if could_share else None,
             used_seconds=since.worker_seconds,
             saved_seconds=since.alone_seconds(plan.totals.average_evaluate_seconds) - since.worker_seconds,

@@ -17,7 +17,7 @@ class ProgressView:
     pruned: int
     failed: int
     paused: int = 0
-    """Trials that have a result, and of which nothing more is requested now."""
+    """Trials that have a result, and for which nothing more is requested now."""
     queued: int = 0
     """Trials whose first step is not trained yet, or that are still to be proposed, as far as their number is known."""
     n_trials: int | None
@@ -33,11 +33,11 @@ class ProgressView:
     """Number of stages trained since the search began. It never falls: if trials request further steps of a node,
     another stage begins."""
     stages_left: int
-    """Nodes with steps left to train, of those requested now."""
+    """Number of nodes that have requested steps left to train."""
     steps_trained: int = 0
     """Steps trained since the search began: those that workers have reported, and an estimate of those since."""
     steps_left: int = 0
-    """Steps left to train, of those requested now."""
+    """Requested steps left to train."""
     running: int
     workers: int
     merge_rate: float | None
@@ -52,7 +52,7 @@ class ProgressView:
     """Estimate; ``None`` if nothing was measured yet, or the number of trials is unknown."""
     over: bool = False
     open: int = 0
-    """Trials of a search that is over which its next call continues."""
+    """Unfinished trials of a search that is over, which its next call continues."""
 
     @property
     def finished(self) -> int:
@@ -71,7 +71,7 @@ def trials(view: ProgressView) -> str:
 
 
 def items(view: ProgressView) -> list[str]:
-    """Return everything but the number of trials in words, one string per item, most wanted first."""
+    """Return everything but the number of trials in words, one string per item, the most important first."""
     states = [("complete", view.complete), ("pruned", view.pruned), ("failed", view.failed)]
     if view.over:
         states.append(("open", view.open))
@@ -90,7 +90,7 @@ def items(view: ProgressView) -> list[str]:
     if view.merge_rate is not None:
         found.append(f"merge rate {rate(view.merge_rate)}")
     used = f"worker time {duration(view.used_seconds)} used"
-    # Unless trials share what was trained, less than nothing is saved: what it took to keep states.
+    # If trials share no steps, the savings are negative: saving states takes time.
     saved = view.merge_rate is not None and view.saved_seconds > 0
     found.append(f"{used}, {duration(view.saved_seconds)} saved" if saved else used)
     return found

@@ -1,4 +1,4 @@
-"""Branches of a trial: what they continue, their schedules, and what stands against them. Trains nothing."""
+"""Branches of a trial: their branch points and schedules, and checks whether they are possible. Trains nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """The origin of trials, and the means to train further ones there.
+    """The trainable and the store of trials, and the function that trains further trials there.
 
     ``train`` is :func:`hpstage.search.train.train_all`, passed in since that module imports this package.
     """
@@ -50,21 +50,21 @@ class Lineage:
     train: Callable[..., list[Any]]
 
     def of(self, trainable: object) -> object:
-        """Return the trainable that is given, else its own."""
+        """Return ``trainable``, or the one of the lineage if it is ``None``."""
         if trainable is None and self.trainable is None:
             raise UsageError("the store holds no training code; give it with trainable=, as to hpstage.optimize")
         return self.trainable if trainable is None else trainable
 
 
 def together(changes: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a branch, those in a dict and those given as keywords."""
+    """Return the values of a branch: those given in a dict and those given as keywords."""
     if changes is not None and not (isinstance(changes, Mapping) and all(isinstance(name, str) for name in changes)):
         raise UsageError(f"changes is {shown(changes)}; give a dict of values by name, {{'lr': 0.03}}, or lr=0.03")
     return {**(changes or {}), **values}
 
 
 def combinations(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a dict for each combination of values: those of lists are tried one after the other."""
+    """Return a dict for each combination of values, where a list stands for several values."""
     choices = [list(value) if isinstance(value, list | tuple) else [value] for value in values.values()]
     for name, several in zip(values, choices, strict=True):
         if not several:
@@ -78,7 +78,8 @@ def branches(
     """Return the branches of a trial that begin after ``at`` steps, under the values of each combination.
 
     Raises:
-        UsageError: it cannot be branched there, or so; names the trial, the value and the remedy.
+        UsageError: the trial cannot be branched at this step, or with these values. The message names the trial, the
+            value and the remedy.
     """
     at = whole(0).of("at", at)
     end = planned.steps if steps is None else whole().of("steps", steps)
@@ -117,7 +118,7 @@ def check_names(planned: PlannedTrial, own: Mapping[str, Schedule], names: Mappi
             raise UsageError(
                 f"{name!r} is not a hyperparameter of trial {planned.id}; give a branch's length with steps="
             )
-        if name not in own and name in ("seed", "batch_size"):  # of which defaults cannot state what was meant
+        if name not in own and name in ("seed", "batch_size"):  # a default cannot state the value that training used
             raise UsageError(
                 f"trial {planned.id} was trained without the hyperparameter {name!r}, and its branches cannot change "
                 f"it; train it with {name!r} among its hyperparameters, and branch that"
@@ -137,7 +138,7 @@ def until(planned: PlannedTrial, plan: SearchPlan, name: str, at: int) -> Schedu
     """Return a schedule of a trial up to ``at``, not beyond its end.
 
     Raises:
-        UsageError: metrics decide it, and have not done so that far.
+        UsageError: metrics decide the schedule, and have not yet decided it up to ``at``.
     """
     plateau = planned.plateaus.get(name)
     if plateau is None:
@@ -193,7 +194,7 @@ def _check_step(planned: PlannedTrial, plan: SearchPlan, at: int) -> None:
 
 
 def _unchanged(planned: PlannedTrial, name: str, schedule: Schedule, end: int) -> Schedule | Plateau:
-    """Return a schedule up to ``end``: with its last value, unless metrics decide how it continues."""
+    """Return a schedule up to ``end``, continued with its last value unless metrics decide how it continues."""
     if (plateau := planned.plateaus.get(name)) is not None:
         return msgspec.structs.replace(plateau, length=None).until(end)
     return (schedule if end <= planned.steps else schedule.then(schedule.value(planned.steps - 1))).until(end)
@@ -201,7 +202,7 @@ def _unchanged(planned: PlannedTrial, name: str, schedule: Schedule, end: int) -
 
 def _check_effect(trainable: object, planned: PlannedTrial, at: int, changed: list[str]) -> None:
     initial = {name: schedule.value(0) for name, schedule in planned.schedules.items()}
-    stated = getattr(trainable, "_unchangeable", None)  # of those that libraries train
+    stated = getattr(trainable, "_unchangeable", None)  # of trainables that wrap another library
     for name in changed:
         why, remedy = "" if stated is None else stated(name, initial), "Branch at step 0, at=0"
         if not why and read_at_first(trainable, name):

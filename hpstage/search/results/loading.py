@@ -1,4 +1,4 @@
-"""Loading a saved state into new objects, in this process; its tensors by name, and files of them."""
+"""Loading a saved state into new objects in this process, and its tensors into dicts and files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ logger = logging.getLogger("hpstage")
 
 @dataclass(frozen=True, slots=True)
 class LoadedState:
-    """A state in objects of its own."""
+    """A saved state, loaded into new objects."""
 
     trial: TrialId
     step: int
@@ -42,8 +42,8 @@ class LoadedState:
     metrics: dict[str, float] | None
     """The metrics measured in the search; ``None`` if the state was not evaluated there."""
     parts: dict[str, Any] = field(repr=False)
-    """The objects by name. Of a ``TorchTrainable``: ``"model"``, ``"optimizer"``, and ``"trainable"`` with what it
-    holds itself (averaged weights). Of a function: what it attached. Of an object with five methods:
+    """The objects by name. For a ``TorchTrainable``: ``"model"``, ``"optimizer"``, and ``"trainable"`` with its own
+    attributes (averaged weights). For a function: the objects that it attached. For an object with five methods:
     ``"trainable"``."""
 
     @property
@@ -82,15 +82,16 @@ def load(
     metrics: dict[str, float] | None,
     evaluate: bool = False,
 ) -> LoadedState:
-    """Load the state after ``start`` steps (``None``: the beginning), and train on to ``stop``.
+    """Load the state after ``start`` steps (``None``: the beginning), and train it further to ``stop``.
 
     Args:
         values: returns the values of the hyperparameters in a step.
-        name: what the error calls the state.
-        evaluate: whether to replace the metrics by those that the state has here.
+        name: the state's name in errors.
+        metrics: the known metrics of the state after ``stop`` steps.
+        evaluate: whether to evaluate the state in this process instead of taking ``metrics``.
 
     Raises:
-        StateError: the state is none of this subject's. The message names it, and the part that does not fit.
+        StateError: the state belongs to another trainable. The message names it, and the part that does not fit.
     """
     adapter: Any = as_trainable(_own(subject))
     with ExitStack() as settings:
@@ -132,8 +133,8 @@ def _own(subject: Any) -> object:
         return copy.deepcopy(subject)
     except Exception as error:  # a lock, a file, a connection: whatever the user's object holds
         raise UsageError(
-            f"this {type(subject).__name__} cannot be copied ({error}), and the model may refer to it: make it so that "
-            f"copy.deepcopy works, or take state() or weights()"
+            f"this {type(subject).__name__} cannot be copied ({error}), and the model may refer to it: make "
+            f"copy.deepcopy work for it, or use state() or weights()"
         ) from error
 
 
@@ -149,7 +150,7 @@ def weights_of(state: object, part: str | None, trial: str) -> dict[str, Tensor]
 
 
 def leaves_of(state: object, part: str | None, trial: str) -> dict[str, Any]:
-    """Return the tensors and arrays themselves that :func:`weights_of` returns as tensors."""
+    """Return the same as :func:`weights_of`, without converting arrays to tensors."""
     named = dict(named_tensors(state))
     if part is None:
         part = _MODEL if any(name.startswith(f"{_MODEL}.") for name in named) else ""
@@ -164,8 +165,8 @@ def leaves_of(state: object, part: str | None, trial: str) -> dict[str, Any]:
 def write_weights(
     path: str | os.PathLike[str], weights: Mapping[str, Tensor], about: Mapping[str, str], metrics: Mapping[str, float]
 ) -> None:
-    """Write tensors into a safetensors file, and what they are into its metadata. Its folder is made if needed. Raises
-    ``OSError``."""
+    """Write tensors into a safetensors file, with ``about`` and ``metrics`` as its metadata. Its folder is made if
+    needed. Raises ``OSError``."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

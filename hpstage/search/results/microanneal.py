@@ -1,6 +1,6 @@
 """Micro-anneals: short decays of one trial over candidate mixtures of data, and their differences to a control.
 
-As used to judge data by OLMo 2 (arXiv 2501.00656, section 4) and Llama 3 (arXiv 2407.21783, section 3.1).
+OLMo 2 (arXiv 2501.00656, section 4) and Llama 3 (arXiv 2407.21783, section 3.1) use them to judge data.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ Trial = TypeVar("Trial", bound=_Trial)
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MicroAnneals(Generic[Trial]):
-    """Decays by mixture, one for each seed in the same order; printed, a table of the differences to the control."""
+    """Decays by mixture: one trial per seed, in the same order. Printed as a table of differences to the control."""
 
     trials: Mapping[str, Sequence[Trial]]
     control: str
 
     def differences(self, metric: str | None = None) -> list[MixtureDifference]:
-        """Return the differences to the control at the end of the decays, of each metric or of one."""
+        """Return the differences to the control at the end of the decays, of ``metric`` or of all metrics."""
         last = {name: [one.metrics.get(one.planned.steps, {}) for one in them] for name, them in self.trials.items()}
         names = dict.fromkeys(name for them in last.values() for found in them for name in found)
         return [
@@ -90,8 +90,8 @@ def decays(
     seeds: SupportsIndex | Sequence[int],
     values: Mapping[str, Any],
 ) -> dict[str, dict[str, Any]]:
-    """Return the changes that the decays of each mixture make at ``at``: weights, seeds, and the learning rate unless
-    given.
+    """Return, by mixture, the values that its decays change at ``at``: weights, seeds, the given ``values``, and the
+    learning rate if it is not among them.
 
     Raises:
         UsageError: there is no such control, or the trial lacks a hyperparameter.

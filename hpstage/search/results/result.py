@@ -152,7 +152,7 @@ class Result:
         Args:
             step: after which step: a number, ``"best"`` for the best value of the study's metric on the way, or
                 ``None`` for the last.
-            retrain: train a state that is not kept again, in this process.
+            retrain: if the state is not kept, train it again in this process.
         """
         return self.trial(trial).load(self.trainable, step, retrain=retrain)
 
@@ -160,10 +160,10 @@ class Result:
         """Return the model of the study's best trial after its last step, in evaluation mode if it has one.
 
         It is the model that was trained: if ``evaluate`` uses averaged weights, take those from :meth:`load`, as
-        ``loaded.trainable.ema`` or, of a function, ``loaded.parts["ema"]``.
+        ``loaded.trainable.ema`` or, for a function, ``loaded.parts["ema"]``.
 
         Args:
-            retrain: train a state that is not kept again, in this process.
+            retrain: if the state is not kept, train it again in this process.
 
         Raises:
             UsageError: the study has several objectives, or the trial has no part ``"model"``.
@@ -176,11 +176,11 @@ class Result:
     def soup(
         self, trials: Iterable[FrozenTrial | int | str | tuple[FrozenTrial | int | str, Step]], *, part: str = "model"
     ) -> Soup:
-        """Average the weights of saved states, and evaluate the model that has them with the trainable.
+        """Average the weights of saved states, and evaluate the averaged model with the trainable.
 
-        The means are computed in double precision, and do not depend on the order. Buffers of floating point are
-        averaged as well: the running statistics of BatchNorm are means of statistics, not those of the averaged
-        weights. If the model has some, compute them with ``torch.optim.swa_utils.update_bn(batches, soup.model)``.
+        The means are computed in double precision, and do not depend on the order. Floating-point buffers are averaged
+        as well: the running statistics of BatchNorm are means of statistics, not those of the averaged weights. If the
+        model has such statistics, compute them with ``torch.optim.swa_utils.update_bn(batches, soup.model)``.
         Everything else is as in the state of the first member (by id and step). Nothing is trained, and nothing is
         written; see :meth:`Soup.save` and :meth:`Soup.save_weights`.
 

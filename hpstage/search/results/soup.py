@@ -30,13 +30,13 @@ class Soup:
     """A model whose weights are the mean of those of several states, and its metrics."""
 
     members: tuple[tuple[TrialId, int], ...]
-    """The states that were averaged: trials, and numbers of steps."""
+    """The states that were averaged, each as a trial and a number of steps."""
     metrics: dict[str, float]
     """The metrics that the trainable measures."""
     state: Any = field(repr=False)
-    """The state as it would be kept: that of the first member with the means in place of its weights."""
+    """The averaged state, as it would be saved: that of the first member, with its weights replaced by the means."""
     loaded: LoadedState = field(repr=False)
-    """The state in objects of its own."""
+    """The averaged state, loaded into new objects."""
     key: StateKey
     """Identifies the state: a digest of what was averaged."""
     workload: StateKey = field(repr=False)
@@ -79,7 +79,7 @@ def soup_of(trials: Sequence[tuple[TrainedTrial, Step]], trainable: object, *, p
     names = [f"{id} after step {step}" for (id, step), _ in members]
     state = _averaged(states, part, names)
     if isinstance(state, dict) and "metrics" in state and "captured" in state:
-        state["metrics"] = None  # of a function: those of the first member
+        state["metrics"] = None  # the state of a function holds the first member's
     (_, step), first = members[0]
     loaded = load(
         trainable,
@@ -121,7 +121,7 @@ def _averaged(states: Sequence[Any], part: str, names: Sequence[str]) -> Any:
 
 
 def _mean(leaves: Sequence[Any]) -> Any:
-    """Return the mean of floating-point tensors or arrays; of counters, those of the first."""
+    """Return the mean of floating-point tensors or arrays; of others, such as counters, the first."""
     import torch
 
     first = torch.as_tensor(leaves[0])

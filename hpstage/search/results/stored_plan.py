@@ -87,7 +87,7 @@ class StoredPlan:
 
 @checked(store=PLACE, checkpoints=optional(PLACE))
 def open(store: str | os.PathLike[str], *, checkpoints: str | os.PathLike[str] | None = None) -> StoredPlan:
-    """Open the plan of a store, to get at what was trained. Nothing is changed.
+    """Open the plan of a store for reading: its studies, trials and saved states.
 
     Args:
         store: as for :func:`hpstage.optimize`: a folder, or a URL such as ``redis://host:6379?prefix=NAME``.
@@ -95,7 +95,7 @@ def open(store: str | os.PathLike[str], *, checkpoints: str | os.PathLike[str] |
 
     Raises:
         StoreError: there is no plan, or it cannot be read.
-        UsageError: a URL that names no plan, or a plan on a server without a location for its checkpoints.
+        UsageError: the URL names no plan, or the plan is on a server and ``checkpoints`` is missing.
     """
     with ExitStack() as closing:
         plan, places = open_existing(store, checkpoints, closing=closing, read_only=True)

@@ -54,7 +54,7 @@ class TrainedTrial:
     checkpoints: CheckpointStore | None
     """``None`` if they were in a temporary folder, which is gone."""
     lineage: Lineage | None = None
-    """How to train further trials where it was trained."""
+    """How to train further trials on the same store."""
 
     def __repr__(self) -> str:
         return f"TrainedTrial({self.id!r}, steps={self.planned.requested}, kept={self.kept})"
@@ -75,12 +75,12 @@ class TrainedTrial:
         return dict(self.planned.schedules)
 
     def then(self, after: Mapping[str, Schedule | Scalar], *, at: int | None = None) -> dict[str, Schedule]:
-        """Return its hyperparameters with other values after ``at`` steps, for a space that continues it.
+        """Return the trial's hyperparameters with other values after ``at`` steps, for a space that continues it.
 
         Args:
             after: by name, the values from there on; steps of schedules count from there. Hyperparameters that are not
                 named keep their schedules, and beyond the trial's end their last values.
-            at: number of steps that are kept; by default all that the trial has.
+            at: number of steps before the change; by default all steps of the trial.
 
         Raises:
             UsageError: the trial has no such step or hyperparameter; the message lists those it has.
@@ -115,20 +115,21 @@ class TrainedTrial:
             trial.branch(at=20, lr=0.03)
             trial.branch(at=20, lr=[0.03, s.cosine(0.03, T_max=40)], batch_size=256)  # two branches
 
-        A branch is a trial of the study ``"runs"`` on the same store, with the trial that it branches from in
-        ``hpstage:branch_of``: as a trial that was trained so from its first step, bit for bit. The same call made again
-        continues an interrupted branch or returns a finished one. If there is no checkpoint at ``at``, it trains the
-        steps from the last one before, and a warning gives their number before it starts.
+        A branch is a trial of the study ``"runs"`` on the same store; its user attribute ``hpstage:branch_of`` names
+        the trial that it branches from. It equals, bit for bit, a trial that was trained with these values from its
+        first step. The same call made again continues an interrupted branch or returns a finished one. If there is no
+        checkpoint at ``at``, the steps from the last checkpoint before it are trained, and a warning gives their number
+        first.
 
         Args:
-            at: number of steps that they have in common, from 0 to those of the trial.
-            changes: values by name, for names that are no keywords or that this method has itself.
+            at: number of steps that the trial and its branch have in common, from 0 to the trial's number of steps.
+            changes: values by name, for names that cannot be keywords or that are parameters of this method.
             steps: the branch's number of steps; by default, the trial's. Hyperparameters that are not named keep their
                 schedules, and beyond the trial's end their last values; metrics continue to decide ``s.plateau``.
             trainable: the training code, for a trial of :func:`hpstage.open`.
             study, executor, evaluate_every, callbacks, show_progress_bar: as for :func:`hpstage.train`.
-            values: schedules, whose steps count from ``at``, or plain values. A branch is trained for each combination
-                of those in lists.
+            values: schedules, whose steps count from ``at``, or plain values. A list stands for several of them: one
+                branch is trained for each combination.
 
         Returns:
             The branch; a list of them if a value is a list.
@@ -163,7 +164,8 @@ class TrainedTrial:
         show_progress_bar: bool = False,
         **values: Any,
     ) -> TrainedTrial | list[TrainedTrial]:
-        """Train it to more steps, as a branch at its end: hyperparameters that are not named keep their last values.
+        """Train the trial to more steps, as a branch at its end. Hyperparameters that are not named keep their last
+        values.
 
         The arguments are those of :meth:`branch`.
         """
@@ -205,17 +207,18 @@ class TrainedTrial:
             )
             print(found)  # a table of differences to the control
 
-        Each decay is a branch at ``at`` (see :meth:`branch`) under the weights of an :class:`hpstage.torch.Mixture` and
-        under each seed. Up to ``at`` all have the trial's own seed; from there on, theirs decides order and randomness.
+        For each mixture and each seed, a branch at ``at`` is trained (see :meth:`branch`) with the mixture's weights in
+        an :class:`hpstage.torch.Mixture`. Up to ``at``, all branches have the trial's own seed; from there on, each
+        branch's own seed decides the order of samples and the randomness.
 
         Args:
-            mixtures: by the mixture's name, the weights by the source's name; a source that is not named has 0.
+            mixtures: the weights by mixture and source; a source that is not named has weight 0.
             control: the mixture that the others are compared with.
-            at: number of steps of the trial that they have in common.
+            at: number of steps of the trial that the branches have in common.
             steps: number of steps of each decay.
-            seeds: how many, the trial's own first; or which.
+            seeds: the seeds, or their number; they then count up from the trial's own.
             values: what else changes at ``at``, as for :meth:`branch`; by default, ``lr`` (or ``learning_rate``) falls
-                from its value there to 0 along a line.
+                linearly from its value there to 0.
             trainable, study, executor, show_progress_bar: as for :meth:`branch`.
 
         Raises:
@@ -239,7 +242,7 @@ class TrainedTrial:
         )
 
     def _train(self, subject: object, configurations: Sequence[Any], **options: Any) -> list[TrainedTrial]:
-        """Train configurations that branch from it, on its store, by the metrics of its study."""
+        """Train branches of the trial on its store, with the metrics of its study."""
         lineage, record = self._lineage(), self.plan.searches[self.study].started
         trained: list[TrainedTrial] = lineage.train(
             subject,
@@ -253,7 +256,7 @@ class TrainedTrial:
         return trained
 
     def diff(self, other: TrainedTrial) -> TrialDiff:
-        """Compare it with another trial, as far as is known: where they diverge, in what, and with which metrics."""
+        """Return the known differences from another trial: the step at which they diverge, schedules and metrics."""
         if not isinstance(other, TrainedTrial):
             raise UsageError(f"other is {shown(other)}; give a trial, such as result.trial(3)")
         return diff_of(self.planned, other.planned, names_in(self.checkpoints))
@@ -267,7 +270,7 @@ class TrainedTrial:
 
     @property
     def metrics(self) -> dict[int, dict[str, float]]:
-        """All known metrics by step, also those that only another trial on the same branch had requested."""
+        """All known metrics by step, including those that only another trial on the same branch has requested."""
         return {step: dict(state.metrics) for step, state in self._states().items() if state.metrics is not None}
 
     @property
@@ -308,20 +311,20 @@ class TrainedTrial:
         return found[1]
 
     def checkpoint(self, step: Step = None) -> str:
-        """Return the path or URL of a state's checkpoint: a folder of ``state.safetensors`` and its description, but
-        for what it has in common with others, which is in parts of the store. :meth:`weights` returns all tensors.
+        """Return the path or URL of a state's checkpoint: a folder with ``state.safetensors`` and its description.
+        Tensors that it shares with other checkpoints are elsewhere in the store; :meth:`weights` returns all tensors.
 
         Raises:
             CheckpointMissing: no checkpoint is kept there.
-            CheckpointUnreachable: a small one shares a file with others, and its own folder cannot be written.
+            CheckpointUnreachable: a small checkpoint shares a file with others, and a folder for it cannot be written.
         """
         checkpoints, state = self._find(self.step(step))
         assert state.kept is not None
         return checkpoints.unpack(state.kept.key)
 
     def state(self, step: Step = None) -> Any:
-        """Return a state as it was kept: of a ``TorchTrainable`` or a function, all that training had changed; of an
-        object with five methods, what its ``state_dict()`` returned. Raises as :meth:`checkpoint` does."""
+        """Return a saved state: for a ``TorchTrainable`` or a function, everything that training had changed; for an
+        object with five methods, the result of its ``state_dict()``. Raises as :meth:`checkpoint` does."""
         at = self.step(step)
         checkpoints, state = self._find(at)
         assert state.kept is not None
@@ -346,9 +349,9 @@ class TrainedTrial:
     def weights(self, step: Step = None, *, part: str | None = None) -> dict[str, Tensor]:
         """Return the tensors of a model by their names in its ``state_dict()``, without the code that trained it.
 
-        It is what the state holds: of tensors that have two names, one; none that were there before the trial and that
-        training has not changed (a frozen backbone that ``__init__`` has loaded); buffers also if they are not
-        persistent. For exactly the ``state_dict()``, take that of :meth:`load`'s model.
+        These are the tensors in the saved state. A tensor with two names is there only once, and a tensor that existed
+        before the trial and was not changed by training (a frozen backbone loaded in ``__init__``) not at all; buffers
+        are there even if they are not persistent. For exactly the ``state_dict()``, take that of :meth:`load`'s model.
 
         Args:
             part: what to return: ``"self.ema"``, for example, for averaged weights that the trainable keeps. By default
@@ -356,7 +359,7 @@ class TrainedTrial:
 
         Raises:
             CheckpointMissing: no checkpoint is kept there.
-            UsageError: the state has no tensors of that name; the message lists what there is.
+            UsageError: the state has no tensors of that name; the message lists the names that it has.
         """
         return weights_of(self.state(step), part, str(self.id))
 
@@ -372,13 +375,13 @@ class TrainedTrial:
     def load(self, trainable: object, step: Step = None, *, retrain: bool = False) -> LoadedState:
         """Load a state into new objects, built by the code of ``trainable``.
 
-        What is returned belongs to the caller: it is built by a copy of ``trainable``, on the device on which that
-        would train here. ``trainable`` itself, and the generators and threads of the process, stay as they were.
-        Whether ``trainable`` is the code that was searched is not checked, only that the state fits it.
+        The objects belong to the caller: a copy of ``trainable`` builds them, on the device on which it would train in
+        this process. ``trainable`` itself, and the generators and threads of the process, stay as they were. It is
+        checked that the state fits ``trainable``, but not that ``trainable`` is the code that was trained.
 
         Args:
             trainable: the one that was trained, or another one that builds the same model.
-            retrain: if the state is not kept, train the steps since the last kept one again, in this process.
+            retrain: if the state is not kept, train the steps since the last checkpoint again, in this process.
 
         Raises:
             CheckpointMissing: no checkpoint is kept there, and ``retrain`` is not set.
@@ -399,7 +402,7 @@ class TrainedTrial:
         )
 
     def _states(self) -> dict[int, State]:
-        """Return the states on the trial's path, by step, as far as they were requested."""
+        """Return the states on the trial's path, by step, up to the last requested one."""
         return {state.step: state for state in self.planned.states() if state.step <= self.planned.requested}
 
     def _from(self, step: int, retrain: bool) -> tuple[int, Any]:
@@ -442,7 +445,7 @@ def trial_of(
     *,
     lineage: Lineage | None = None,
 ) -> TrainedTrial:
-    """Return a trial of a plan. Raise :class:`UsageError` if there is none of that id."""
+    """Return a trial of a plan. Raise :class:`UsageError` if the plan has no trial with that id."""
     planned: Mapping[TrialId, PlannedTrial] = plan.trials
     if id not in planned:
         proposed = plan.searches.proposed.get(id)
