@@ -109,21 +109,23 @@ class Call:
     def follow(self, session: Session, driver: Driver, *, last: bool = False) -> None:
         """Update the callbacks that follow trials during training; ``last`` at the end of the call."""
         for follower in self.request.followers:
-            ids = (trial.id for trial in session.trials)  # of which most turns need none
+            ids = (trial.id for trial in session.trials)  # lazily: followers rarely read them
             follower.follow(driver.plan, ids, self.request.metrics, self.places.checkpoints, last=last)
 
     def _try_out(self, plan: SearchPlan, described: Described) -> Set[str]:
-        """Return the names of the metrics, as far as they are known now."""
+        """Check the hyperparameters and metrics of the first trial before any is trained. Return the names of the
+        metrics, as far as they are known now."""
         initial = {name: schedule.value(0) for name, schedule in described.schedules.items()}
         for name, like in unread(self.request.trainable, initial).items():
             logger.warning(
-                "No code of the trainable mentions the hyperparameter %r; did you mean %r? Trials that differ in it "
-                "alone are trained separately, with the same result",
+                "No code of the trainable mentions the hyperparameter %r; did you mean %r? Trials that differ only in "
+                "it are trained separately, with the same result",
                 name,
                 like,
             )
         requested = {*self.request.metrics, *(str(one.metric) for one in described.plateaus.values())} - {*COSTS}
-        # What was evaluated before need not be again: that may take as long as many steps. On a GPU there must be room.
+        # Known metrics are not evaluated again, which may take as long as many steps. On a GPU, trying out is needed
+        # anyway: it checks that the memory suffices.
         if not self.on_gpu and requested <= evaluated(plan):
             return evaluated(plan)
         found = self.executor.try_out(initial)

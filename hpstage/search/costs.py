@@ -16,17 +16,17 @@ from hpstage.plan.plan import SearchPlan
 def seconds(plan: SearchPlan, trial: PlannedTrial, step: int) -> float:
     """Return the worker seconds of training a trial to ``step``, as if it shared nothing, without evaluation.
 
-    Each step counts the average time of the steps of its node, whichever trial they were trained for: a trial is not
-    cheaper because another requested them first.
+    Each step counts as the average time of a step of its node, so that a trial is not cheaper because another trial
+    requested its steps first.
     """
     return float(sum((stop - start) * plan.step_seconds(node) for node, start, stop in trial.path_to(step)))
 
 
 def peak_bytes(plan: SearchPlan, trial: PlannedTrial, step: int) -> float:
-    """Return the most bytes of device memory that were allocated while the steps of a trial to ``step`` were trained.
+    """Return the peak bytes of device memory that were allocated while a trial was trained to ``step``.
 
     Raises:
-        UsageError: some of them were trained where this was not measured.
+        UsageError: the peak was not measured for some of its steps.
     """
     reached = [state for state in trial.states() if state.step <= step and (state.digest or state.metrics is not None)]
     found = [state.peak_bytes for state in reached if state.peak_bytes is not None]

@@ -30,8 +30,8 @@ class Observed:
     """The metrics that the schedules of a search may observe.
 
     Args:
-        rising: the study's objectives, the first of them first, and whether each is to rise.
-        noisy: metrics that measure the machine as well.
+        rising: by objective of the study, in order, whether larger values are better.
+        noisy: metrics that also depend on the machine, such as durations.
         forks: whether the algorithm forks trials from one another.
         defaults: values of hyperparameters that trials lack.
     """
@@ -42,10 +42,11 @@ class Observed:
     defaults: Mapping[str, Scalar]
 
     def by(self, described: Described, trial: str) -> Described:
-        """Return a trial that lacks no hyperparameter, and whose schedules name the metric that they observe.
+        """Return a trial with defaults for the hyperparameters that it lacks, and with plateaus that name the metric
+        that they observe.
 
         Raises:
-            UsageError: names the trial, the hyperparameter and the remedy.
+            UsageError: a plateau is impossible here. The message names the trial, the hyperparameter and the remedy.
         """
         bound = {name: self._of(plateau, trial, name) for name, plateau in described.plateaus.items()}
         return dataclasses.replace(with_defaults(described, self.defaults), plateaus=bound)
@@ -61,7 +62,7 @@ class Observed:
         if metric.startswith("hpstage:") or metric in self.noisy:
             raise UsageError(
                 f"{who}: {metric!r} measures the machine as well as the model, so that another run would decide "
-                f"differently; give s.plateau(metric=...) a metric that does not"
+                f"differently; give s.plateau(metric=...) a metric of the model alone"
             )
         default: Mode = "max" if self.rising.get(metric, False) else "min"
         return msgspec.structs.replace(plateau, metric=metric, mode=plateau.mode or default)
@@ -69,15 +70,15 @@ class Observed:
 
 @dataclass(slots=True)
 class _Open:
-    """A trial whose schedules are not decided to its end."""
+    """A trial with schedules that are not yet decided up to its end."""
 
     descents: Mapping[str, Descent]
-    looks: deque[int]  # steps after which something is still to be decided
-    waiting: list[int] = field(default_factory=list)  # targets beyond the next of them, ascending
+    looks: deque[int]  # steps after which a schedule is still to be decided
+    waiting: list[int] = field(default_factory=list)  # targets beyond the next look, ascending
 
 
 class Decisions:
-    """Requests targets from the driver, but none beyond a step after which a schedule is still to be decided.
+    """Requests targets from the driver, each of them once the trial's schedules are decided up to it.
 
     Decisions are a function of the metrics in the plan: an interrupted search decides the same again.
 
@@ -91,7 +92,7 @@ class Decisions:
         self._open: dict[TrialId, _Open] = {}
 
     def looks(self, trial: PlannedTrial, after: int, stop: int) -> set[int]:
-        """Return the steps between two targets after which something is decided."""
+        """Return the steps between the targets ``after`` and ``stop`` after which a schedule is decided."""
         return {at for plateau in trial.plateaus.values() for at in plateau.looks(stop) if at > after}
 
     def ask(self, trial: TrialId, steps: Iterable[int]) -> None:
@@ -110,8 +111,8 @@ class Decisions:
         self._request(trial, open)
 
     def take(self, answer: Answer) -> list[Answer]:
-        """Make the decisions that are possible now, and request the targets that waited for them. Return the answers to
-        targets that will not be requested, since the trial has failed."""
+        """Make the decisions that an answer allows, and request the targets that waited for them. If the trial has
+        failed, return answers to the targets that are still waiting."""
         open = self._open.get(answer.trial)
         if open is None:
             return []
@@ -124,8 +125,8 @@ class Decisions:
         return []
 
     def _request(self, trial: TrialId, open: _Open) -> None:
-        """Request what waits up to the next look. The search requests the looks themselves (:meth:`looks`), as steps on
-        the way to its targets."""
+        """Request the waiting targets up to the next look. The search requests the looks themselves (:meth:`looks`), as
+        steps on the way to its targets."""
         self._decide(trial, open)
         while open.waiting and (not open.looks or open.waiting[0] <= open.looks[0]):
             self._driver.ask(trial, open.waiting.pop(0))
@@ -157,7 +158,7 @@ def _metric(metrics: Mapping[str, float], descent: Descent, name: str) -> float:
     if metric not in metrics:
         there = ", ".join(map(repr, sorted(metrics))) or "nothing"
         raise UsageError(
-            f"evaluate() returned {there}, but {metric!r} is to decide the schedule of {name!r}; let "
-            f"s.plateau(metric=...) name one of them"
+            f"evaluate() returned {there}, but the schedule of {name!r} depends on {metric!r}; let "
+            f"s.plateau(metric=...) name a metric that it returns"
         )
     return metrics[metric]

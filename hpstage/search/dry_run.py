@@ -28,13 +28,14 @@ _DRAWN = 8
 
 
 def try_out_space(request: Request) -> bool:
-    """Describe some trials that a copy of the study's sampler proposes to a study in memory; return whether the space
-    described, or pruned, at least one.
+    """Call the space with a few trials of a study in memory, proposed by a copy of the study's sampler. Return whether
+    the space described or pruned at least one of them.
 
-    What else the space may raise is left to the study's own trials: the one in memory has no history and no attributes.
+    Other exceptions of the space are ignored, since the study in memory has no history and no attributes; the study's
+    own trials will show whether they are errors.
 
     Raises:
-        UsageError: the schedules or lengths of a trial contradict each other; names its parameters.
+        UsageError: the schedules or lengths of a trial contradict each other. The message names its parameters.
     """
     # Spaces and samplers may draw from the global generators.
     with quiet_optuna(), warnings.catch_warnings(), generators_restored():
@@ -61,7 +62,7 @@ def try_out_space(request: Request) -> bool:
                     unreached |= described.unreached
                     works = True
                     continue
-                except Rejected:  # on purpose
+                except Rejected:  # the space pruned it
                     works = True
                 except UsageError as error:
                     raise type(error)(f"{error} (tried out with {trial.params})") from error.__cause__
@@ -71,21 +72,21 @@ def try_out_space(request: Request) -> bool:
                             f"space was given a trial and used .{error.name}, which only a run has: are the "
                             f"arguments swapped? It is optimize(study, trainable, space, ...)"
                         ) from error
-                except Exception:  # see above
+                except Exception:  # left to the study's own trials
                     logger.debug("The space was tried out with %s and raised", trial.params, exc_info=True)
                 ledger.finish(trial.number, None, TrialState.FAIL)
     with patient(request.study):
         Ledger(request.study).check_compatible(distributions)
-    if not request.extend:  # else trials are lengthened from call to call, and may be again
+    if not request.extend:  # else a later call may extend trials to these steps
         warn_of_unreached(unreached, request.steps)
     return works
 
 
 def warn_of_unreached(changes: Mapping[str, int], steps: int) -> None:
-    """Warn once of schedules that change past the most steps of a trial.
+    """Warn once about each schedule that changes only after ``steps``, the maximum number of steps of a trial.
 
     Args:
-        changes: the step of each, by hyperparameter.
+        changes: the step of the change, by hyperparameter.
     """
     for name, step in changes.items():
         warn_once(
@@ -95,12 +96,13 @@ def warn_of_unreached(changes: Mapping[str, int], steps: int) -> None:
 
 
 def drawn(request: Request, most: int) -> list[Described]:
-    """Return trials that a copy of the study's sampler proposes to a study in memory, up to the first that fails."""
+    """Return up to ``most`` trials that a copy of the study's sampler proposes to a study in memory, before the first
+    that fails."""
     with quiet_optuna(), warnings.catch_warnings(), generators_restored():
         warnings.simplefilter("ignore")
         study = optuna.create_study(sampler=_copied(request.study.sampler), directions=request.study.directions)
         found = []
-        with suppress(Exception):  # see above
+        with suppress(Exception):  # left to the study's own trials
             for _, described in described_trials(study, request.space, request.steps, most, catch=request.catch):
                 found.append(described)
     return found
@@ -109,5 +111,5 @@ def drawn(request: Request, most: int) -> list[Described]:
 def _copied(sampler: optuna.samplers.BaseSampler) -> optuna.samplers.BaseSampler:
     try:
         return copy.deepcopy(sampler)
-    except Exception:  # whatever the user's own sampler holds
+    except Exception:  # the user's own sampler may hold objects that cannot be copied
         return optuna.samplers.RandomSampler(seed=0)

@@ -1,4 +1,4 @@
-"""Reading what earlier calls have left of a study's searches. Changes nothing."""
+"""Reads the plan's record of earlier searches of a study, to continue or extend them. Changes nothing."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def lengthened(
     catch: tuple[type[Exception], ...],
     trials: Sequence[tuple[TrialProposed, FrozenTrial]],
 ) -> list[TrialAdded]:
-    """Return the trials of an earlier search, lengthened as the space describes them now that ``steps`` is the most.
-    Those that it rejects now keep their lengths.
+    """Return the trials of an earlier search with the schedules and lengths that the space gives them now, under the
+    new maximum of ``steps``. Trials that it rejects now stay unchanged.
 
     Raises:
-        UsageError: the space describes a trial differently, or as shorter, than it did.
+        UsageError: the space now gives a trial fewer steps, or other schedules in the steps that it had.
     """
     longer: dict[TrialId, TrialAdded] = {}
     origins: dict[TrialId, TrialId] = {}
@@ -73,8 +73,8 @@ def lengthened(
                 continue
             except ValueError as error:  # raised by Optuna about the parameters
                 raise UsageError(
-                    f"trial {frozen.number} cannot be taken over: the space suggests other parameters than those "
-                    f"it was proposed with ({error}); extend a search with its own space"
+                    f"trial {frozen.number} cannot be extended: the space suggests other parameters than those it was "
+                    f"proposed with ({error}); extend a search with its own space"
                 ) from error
             schedules, length, keep_at = dict(described.schedules), described.steps, described.keep_at
             plateaus = dict(described.plateaus)
@@ -87,7 +87,7 @@ def lengthened(
                 if _without_end(planned.plateaus.get(name)) == _without_end(plateau):
                     schedules[name] = _held(planned.schedules[name], length)
                 elif plateau.looks(planned.steps):
-                    raise _another(frozen.number, name, planned.steps)  # it may have decided otherwise
+                    raise _another(frozen.number, name, planned.steps)  # the two plateaus may decide differently
             if proposed.fork is not None:
                 schedules = grown(longer[proposed.fork.donor].schedules, proposed.fork.step, schedules)
             for name, before in planned.schedules.items():
@@ -98,11 +98,11 @@ def lengthened(
 
 
 def continued(now: SearchStarted, record: SearchRecord | None, ledger: Ledger) -> SearchStarted:
-    """Return the call ``now``, as a continuation of the earlier search if it continues that: an interrupted one from
-    which it differs in ``n_trials`` and ``defaults`` at most, or any one that it extends. A continuation has the number
-    of workers of the earlier search.
+    """Return the call ``now``, as a continuation if it continues the earlier search ``record``. It continues any search
+    that it extends, and an interrupted search that differs in ``n_trials`` and ``defaults`` at most. A continuation has
+    the number of workers of the earlier search.
 
-    If ``n_trials`` is less than that of the earlier search, ``n_trials`` more trials end, unfinished ones first, as in
+    If ``n_trials`` is smaller than in the earlier search, ``n_trials`` more trials finish, unfinished ones first, as in
     ``study.optimize``.
     """
     if record is None or (record.ended and not now.extends):
@@ -143,7 +143,7 @@ def continued(now: SearchStarted, record: SearchRecord | None, ledger: Ledger) -
 
 
 def _counted(record: SearchRecord, ledger: Ledger) -> tuple[int, int]:
-    """Return how many of the sampler's trials of a search have finished, and how many are open."""
+    """Return how many of a search's trials proposed by the sampler are finished, and how many are unfinished."""
     numbers: dict[TrialId | None, int] = {}
     for proposed in record.proposed:
         if proposed.fork is None and proposed.number is not None:
@@ -178,7 +178,7 @@ def _without_end(plateau: Plateau | None) -> Plateau | None:
 
 
 def _held(decided: Schedule, steps: int) -> Schedule:
-    """Return a schedule that keeps its last value: what follows is to be decided."""
+    """Return the schedule, continued to ``steps`` with its last value, since a metric has yet to decide the rest."""
     length = decided.length
     assert length is not None
     return decided.then(decided.value(length - 1)).until(steps)
@@ -190,7 +190,7 @@ def warn_of_what_is_left(
     """Warn about earlier trials that a new search does not continue or reuse.
 
     Args:
-        listed: the space lists its trials, so that longer ones are trials of their own and start from saved states.
+        listed: the space lists its trials. Longer ones are then new trials, which start from saved states.
     """
     name = now.study
     if record is not None and not record.ended and record.open:
@@ -198,7 +198,7 @@ def warn_of_what_is_left(
         other = [name for name in before.differs(now) if name not in ("extends", "identity")]
         logger.warning(
             "Study %r holds an interrupted search with %s (now %s); its open trials stay as they are. "
-            "Make its call again to continue it, or add extend=True to take over its trials.",
+            "Make its call again to continue it, or add extend=True to continue its trials in this search.",
             name,
             _arguments(before, other),
             _arguments(now, other),

@@ -1,7 +1,8 @@
-"""Simulates the rest of a search: its algorithm as it stands, trials like those before, and made-up values.
+"""Simulates the rest of a search: its algorithm in the current state, further trials similar to the earlier ones, and
+made-up values.
 
-Which trials an algorithm will promote is unknown. How many it promotes, and to which step, hardly depends on which: so
-future values are drawn from those reported at the same step, or from the trial's last one. Workers take the longest
+Which trials an algorithm will promote is unknown, but hardly affects how many it promotes, and to which step. Future
+values are therefore drawn from those reported at the same step, or are the trial's last one. Workers take the longest
 remaining path first, and each step is trained once, as in the stage tree.
 """
 
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
 
     from hpstage.search.trials import SessionTrial
 
-# The most results that are played; the time for the others is extrapolated.
+# Upper bound on the number of simulated results; the time for the others is extrapolated.
 _MOST = 20_000
 
 
 class Stretch(NamedTuple):
-    """Steps ``(start, stop]`` of a branch, at ``pace`` seconds per step. Branches of made-up trials are below 0."""
+    """Steps ``(start, stop]`` of a branch, at ``pace`` seconds per step. A branch is the id of a node, or a negative
+    number for a made-up trial."""
 
     branch: int
     start: int
@@ -40,9 +42,9 @@ class Stretch(NamedTuple):
 class _Cast(Trials):
     """The trials of a search, and made-up ones that resemble them.
 
-    A further trial is like one of the later half: it leaves the tree where that one did, and shares nothing after that.
-    Where later trials found more of their training in the tree than earlier ones, more and more of the further trials
-    find all of it, as later pages of a text contain fewer new words (Heaps' law).
+    A made-up trial resembles one from the later half of the trials: it leaves the tree at the same step, and shares
+    nothing after that. If later trials shared more of their steps than earlier ones, an increasing share of the made-up
+    trials shares all of them, as later pages of a text contain fewer new words (Heaps' law).
     """
 
     def __init__(self, history: History, trials: Sequence[SessionTrial], plan: SearchPlan, random: Random) -> None:
@@ -51,10 +53,10 @@ class _Cast(Trials):
         self._plan = plan
         self._random = random
         self._paths: dict[int, list[Stretch]] = {}
-        self._models: dict[int, tuple[int, int]] = {}  # of each made-up trial: another, and until where they are one
+        self._models: dict[int, tuple[int, int]] = {}  # made-up trial: the trial it resembles, and until which step
         self._later: list[tuple[int, int]] | None = None
         self._growth = 1.0
-        self._decided: dict[int, list[bool]] = {}  # whether the study's pruner has pruned, at each step
+        self._decided: dict[int, list[bool]] = {}  # the decisions of the study's pruner at each step
         for (_, step), pruned in history.look_ups.pruned.items():
             self._decided.setdefault(step, []).append(pruned)
         totals = plan.totals
@@ -94,7 +96,7 @@ class _Cast(Trials):
             if self._later is None:
                 self._later, self._growth = self._branch_points()
             template, until = self._random.choice(self._later)
-            # The middle of the later half stands for 3/4 of the trials.
+            # The middle of the later half is at 3/4 of the trials.
             fresh = ((index + 1) / (0.75 * len(self._trials))) ** (self._growth - 1.0)
             if self._random.random() > fresh:
                 until = self.path(template)[-1].stop if self.path(template) else 0
@@ -143,15 +145,15 @@ class _Cast(Trials):
 
 
 class _Branches:
-    """The steps trained on each branch, and when: before the simulation or during it."""
+    """The steps trained on each branch before and during the simulation, and their times."""
 
     def __init__(self, plan: SearchPlan) -> None:
         self._plan = plan
         self._reach: dict[int, int] = {}
-        self._played: dict[int, list[tuple[int, int, float, float]]] = {}  # start, stop, when it began, pace
+        self._played: dict[int, list[tuple[int, int, float, float]]] = {}  # start, stop, time at start, pace
 
     def reach(self, way: Stretch) -> int:
-        """Return the step up to which a branch is trained, or will be by what is simulated so far."""
+        """Return the step up to which a branch is trained, or will be according to the simulation so far."""
         known = self._reach.get(way.branch)
         if known is None:
             known = way.start
@@ -174,8 +176,8 @@ class _Branches:
                 return
 
     def todo(self, path: Sequence[Stretch], step: int) -> tuple[int, int, float]:
-        """Return the place on a path from which on it is to be trained up to ``step`` (its number of stretches: no
-        more), the step there, and when that state is trained."""
+        """Return where training of a path up to ``step`` has to start: the index of the stretch (the number of
+        stretches if nothing is left to train), the step, and the time at which the state at that step is trained."""
         ready = 0.0
         for place, way in enumerate(path):
             if way.start >= step:
@@ -195,7 +197,7 @@ class _Branches:
         return 0.0
 
     def train(self, path: Sequence[Stretch], place: int, start: int, step: int, now: float) -> float:
-        """Train a path from its stretch ``place`` on to ``step``, and return when that is done."""
+        """Train a path from its stretch ``place`` on up to ``step``, and return the time at which it is trained."""
         for way in path[place:]:
             stop = min(way.stop, step)
             if stop <= start:
@@ -216,10 +218,10 @@ class Forecast:
     Args:
         history: the results that its algorithm has received so far.
         trials: its trials so far.
-        more: how many further trials the sampler will propose.
+        more: number of further trials that the sampler will propose.
         running: running chains, each with the seconds since its last report.
-        workers: how many workers there are, training one chain at a time.
-        seed: of what is made up.
+        workers: number of workers, each of which trains one chain at a time.
+        seed: of the made-up trials and values.
     """
 
     def __init__(
@@ -236,24 +238,25 @@ class Forecast:
         self._random = Random(seed)
         self._cast = _Cast(history, trials, plan, self._random)
         self._search = history.again(self._cast)
-        self._reported_at = {step: tuple(values) for step, values in self._search.values.items()}  # not made up
-        self._synchronous = history.synchronous and not history.by_length  # about as they arrive
+        self._reported_at = {step: tuple(values) for step, values in self._search.values.items()}  # before simulating
+        # By length, results are reported about as they arrive.
+        self._synchronous = history.synchronous and not history.by_length
         self._more = more
         self._next = len(trials)
         self._branches = _Branches(plan)
         for chain, seconds in running:
             self._branches.advance(chain, seconds)
         self._evaluate_seconds = plan.totals.average_evaluate_seconds
-        # Of targets; each event is one that is ready, or done, and whether a worker did it.
+        # An event is a target, whether it is done (else its start state is ready), and whether a worker was busy.
         self._schedule: ListSchedule[_Target, tuple[_Target, bool, bool]] = ListSchedule(max(1, round(workers)))
-        self._order: deque[_Target] = deque()  # of asking
+        self._order: deque[_Target] = deque()  # open targets in the order of their requests
         self._done: set[_Target] = set()
         self._values: dict[Hashable, float] = {}
         self.results = 0
-        self._trained: list[tuple[float, float]] = []  # when each played target was begun by a worker, and done
+        self._trained: list[tuple[float, float]] = []  # start and end of each target that a worker has trained
 
     def seconds(self) -> float:
-        """Return in how many seconds the search will be over."""
+        """Return the seconds until the search is finished."""
         return self._play(math.inf)
 
     def trained(self, until: float) -> list[tuple[float, float]]:
@@ -262,7 +265,7 @@ class Forecast:
         return self._trained
 
     def _play(self, until: float) -> float:
-        """Play up to a time, or to the end; return when that is."""
+        """Simulate up to a time, or to the end of the search; return the time reached."""
         for target in list(self._search.open):
             self._ask(target)
         self._propose()
@@ -348,7 +351,7 @@ class Forecast:
             path, step = self._cast.path(target[0]), target[1]
             place, start, ready = self._branches.todo(path, step)
             if place == len(path) or ready > schedule.now:
-                self._place(target)  # another has begun with it
+                self._place(target)  # its steps are being trained for another target
                 continue
             at = self._branches.train(path, place, start, step, schedule.now) + self._evaluate_seconds
             schedule.free -= 1

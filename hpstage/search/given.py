@@ -1,4 +1,4 @@
-"""A space of given configurations, whose study the plan keeps by itself."""
+"""The space of a call that trains given configurations as trials of a study that is stored only in the plan."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ logger = logging.getLogger("hpstage")
 class Given:
     """The space of a call that trains given configurations, each as one trial of a study.
 
-    The study is in memory: what later calls and others are to know of it is on the plan. A configuration that the plan
-    has as a trial of the study, finished or not, is that trial.
+    The Optuna study is in memory; later calls and other processes find its trials in the plan. A configuration for
+    which the plan already has a trial of the study, finished or not, gets that trial.
     """
 
     def __init__(self, configurations: Sequence[Configuration]) -> None:
         self.trials: list[TrialId] = []
         """The trial of each configuration, once :meth:`recall` has found or numbered it."""
         self._configurations = configurations
-        self._indices = dict(enumerate(range(len(configurations))))  # of configurations, by the numbers of trials
+        self._indices = dict(enumerate(range(len(configurations))))  # the configuration's index, by trial number
         self._params = [{name: _shown(value) for name, value in one.schedules.items()} for one in configurations]
 
     def __call__(self, trial: Any) -> Mapping[str, Any]:
@@ -57,16 +57,16 @@ class Given:
         return self._configurations[self._indices[number]].branch_of
 
     def recall(self, study: optuna.Study, driver: Driver, name: str, observed: Observed) -> int:
-        """Number the study's trials as the plan does, queue those to be trained, and return how many these are.
+        """Number the study's trials as in the plan, queue those that must be trained, and return their number.
 
-        A search of the study that was interrupted is ended: its trials are continued when they are given again.
+        An interrupted search of the study is ended; its trials continue when their configurations are given again.
 
         Args:
             name: the study's name in the plan.
         """
         plan = driver.plan
         record = plan.searches.get(name)
-        if self.trials:  # this process was taken for dead, and joins again
+        if self.trials:  # this process was declared dead, and rejoins the plan
             if study.get_trials(deepcopy=False, states=[TrialState.RUNNING]) and not self._is_of(record):
                 raise UsageError(f"another process is training study {name!r}; repeat this call once it has ended")
             return len(self._indices)
@@ -74,7 +74,7 @@ class Given:
             driver.log.write([SearchEnded(name, time.time())])
         there = {id: planned for id, planned in plan.trials.items() if plan.study_of(id) == name}
         used = max((number_of(id) for id in there), default=-1) + 1
-        queued: dict[int, int] = {}  # indices of configurations, by the numbers of their trials
+        queued: dict[int, int] = {}  # the configuration's index, by trial number
         warnings: dict[str, None] = {}
         self.trials = []
         for index, one in enumerate(self._configurations):
@@ -102,14 +102,14 @@ class Given:
         return len(queued)
 
     def _is_of(self, record: SearchRecord | None) -> bool:
-        """Whether a search is that of this call, and not ended."""
+        """Whether a search is the one of this call, and has not ended."""
         return (
             record is not None and not record.ended and {one.trial for one in record.proposed} <= {*self.trials, None}
         )
 
 
 def in_memory(name: str, directions: Sequence[Direction]) -> optuna.Study:
-    """Return a study whose trials the plan keeps: of one name, there is one on a plan."""
+    """Return a study in memory, whose trials are stored in the plan. A plan has one such study of each name."""
     sampler = optuna.samplers.RandomSampler(seed=0)  # all parameters are given
     with quiet_optuna():
         study = optuna.create_study(study_name=name, directions=directions, sampler=sampler)
@@ -118,7 +118,7 @@ def in_memory(name: str, directions: Sequence[Direction]) -> optuna.Study:
 
 
 def branch_of(space: object, number: int) -> ForkedFrom | None:
-    """Return what a trial of a space branches from; ``None`` for one that a sampler proposes."""
+    """Return the trial and step that trial ``number`` branches from; ``None`` if a sampler proposed it."""
     return space.branch_of(number) if isinstance(space, Given) else None
 
 
@@ -131,10 +131,10 @@ def _values(one: Configuration) -> dict[str, Schedule | Plateau | Scalar]:
 
 
 def _is(planned: PlannedTrial, described: Described, plan: SearchPlan) -> bool:
-    """Whether a trial of the plan is the one described: then it is trained no second time under another number.
+    """Whether a trial of the plan is the described one, which then needs no new trial.
 
-    One that has failed is tried again as another. So is an unfinished one whose schedules metrics decide: it cannot be
-    described again as if nothing were decided.
+    A failed trial is trained again as a new trial. So is an unfinished trial with schedules that metrics decide: its
+    schedules in the plan contain decisions, and the description does not.
     """
     ended = plan.ended.get(planned.id)
     if planned.steps != described.steps or planned.plateaus != described.plateaus:

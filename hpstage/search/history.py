@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class History(Search):
-    """An algorithm's search that records its calls, and what follows from them.
+    """An algorithm's search that records its calls, and the targets, values and ends that follow from them.
 
     Args:
         trials: its look-ups.

@@ -31,19 +31,20 @@ from hpstage.training.randomness import generators_restored
 logger = logging.getLogger("hpstage")
 
 _GAIN = 0.95
-"""Another backend than eager is chosen if it takes at most this share of the time: less is within what is measured."""
+"""A backend is preferred to eager if it takes at most this share of eager's time: smaller gains are within the error of
+the measurement."""
 _SHARE = 0.25
-"""Share of the steps of all trials that one worker is taken to train at most: trials share steps, and workers share
-trials."""
+"""Share of the steps of all trials that one worker is assumed to train if nothing better is known: trials share steps,
+and workers share trials."""
 
 
 def choose(described: Mapping[str, str], executor: Executor, request: Request) -> tuple[str, dict[str, str]]:
-    """Return the name of a step backend, and the description of the workload trained by it.
+    """Return the name of the step backend to use, and the description of the workload trained by it.
 
-    The one that the store's plan was made with wins; otherwise they are measured on a worker.
+    If the store has a plan, its backend is used. Otherwise, the backends are measured on workers.
 
     Args:
-        described: the workload, with all that can be chosen.
+        described: the workload, with all backends that can be chosen.
 
     Raises:
         TrainingError, UsageError: training fails at its first steps; the trainable's own errors are raised, too.
@@ -53,9 +54,7 @@ def choose(described: Mapping[str, str], executor: Executor, request: Request) -
     store, name = request.store, request.name
     chosen = made_with(store, name, workloads) or _of_another(request, candidates, workloads)
     if chosen is None:
-        logger.warning(
-            "numerics = 'auto': a worker tries out every step backend, once for a plan; this may take minutes"
-        )
+        logger.warning("numerics = 'auto': a worker tries out every step backend, once per plan; this may take minutes")
         branches = branches_at_a_time(request)
         steps = _steps_of_a_worker(branches, executor, request)
         found = dict(executor.measure(_initial(request), steps) or {})
@@ -70,7 +69,7 @@ def choose(described: Mapping[str, str], executor: Executor, request: Request) -
 
 
 def slots_by(numerics: str, executor: Executor) -> int:
-    """Return the most chains that a worker trains side by side.
+    """Return the maximum number of chains that a worker trains side by side.
 
     Args:
         numerics: the step backend that the search has chosen; ``""``: the trainable's own choice.
@@ -89,8 +88,8 @@ def slots_by(numerics: str, executor: Executor) -> int:
 def _of_another(
     request: Request, candidates: Mapping[str, Mapping[str, str]], workloads: Mapping[str, StateKey]
 ) -> str | None:
-    """Return the backend of a plan of another workload, with which the store will be refused: nothing need be measured
-    for that. ``None`` if there is no plan."""
+    """Return a backend without measuring any if the store has a plan of another workload, since the store will be
+    refused then. Return ``None`` if it has no plan."""
     header = header_in(request.store, request.name, next(iter(workloads.values())))
     if header is None:
         return None
@@ -108,7 +107,7 @@ def _steps_of_a_worker(branches: list[tuple[int, int]] | None, executor: Executo
 
 def _among_others(times: StepTimes, branches: list[tuple[int, int]] | None, executor: Executor) -> float:
     """Return a worker's seconds for a step of a chain that is trained together with as many others as are expected to
-    be ready; with none, if that is not known."""
+    be ready, or by itself if that number is not known."""
     if branches is None or executor.present is None:
         return times.of(1)
     return times.of(1) * expected_share(times, branches, max(1, executor.present))
@@ -151,15 +150,15 @@ def _log_choice(chosen: str, found: Mapping[str, float], steps: float) -> None:
 
 
 _MOST = 256
-"""Trials that are drawn; with more, chains are ready for more workers."""
+"""Upper bound on the number of trials that are drawn. With more trials, chains would be ready for more workers."""
 
 
 def branches_at_a_time(request: Request) -> list[tuple[int, int]] | None:
-    """Return pairs of a number of steps and the number of branches trained over them, from the first step to the last.
+    """Return how many branches are trained over which steps, as pairs of a number of steps and a number of branches,
+    from the first step to the last. Return ``None`` if the number of trials is not known.
 
-    The branches are those of trials that a copy of the study's sampler proposes, as many as the algorithm has open at a
-    time. They are stopped as early as the algorithm stops trials with random values. ``None``: the number of trials is
-    not known.
+    The branches are those of as many trials as the algorithm has open at a time, proposed by a copy of the study's
+    sampler. They stop where the algorithm stops trials with random values.
     """
     if request.n_trials is None:
         return None

@@ -116,23 +116,23 @@ def optimize(
         trainable: a ``TorchTrainable``, a function of one argument, or an object with ``setup``, ``train``,
             ``evaluate``, ``state_dict`` and ``load_state_dict``.
         space: maps an ``optuna.Trial`` to ``{hyperparameter: schedule or value}``. A trial ends where its schedules
-            end, or after as many steps as the space returns under the name ``"steps"``. The space is also called for
-            a few trials that are not the study's, before workers are started: contradictions are found there. After
-            steps that it returns under the name ``"keep_at"``, states are kept for good. A space that lists its trials
-            (:func:`hpstage.schedule.wsd_sweep`) has those proposed that the study does not have on the plan yet. It may
-            raise ``optuna.TrialPruned``, which prunes the trial, or an exception of ``catch``, which fails it; one that
-            raises for each of the first trials stops the study.
+            end, or after as many steps as the space returns under the name ``"steps"``. Before workers are started, the
+            space is also called for a few trials outside the study, to find contradictions. States after the steps that
+            it returns under the name ``"keep_at"`` are kept for good. If a space lists its trials
+            (:func:`hpstage.schedule.wsd_sweep`), those that the study does not have on the plan yet are proposed. A
+            space may raise ``optuna.TrialPruned``, which prunes the trial, or an exception of ``catch``, which fails
+            it; a space that raises for each of the first trials stops the study.
         metric: the name of the study's objective among the metrics that ``evaluate`` returns; for several objectives,
             a list of names in the order of the study's directions.
         steps: the most steps of a trial, and the length of those whose space and schedules set no other. Longer
             schedules are cut. Algorithms compare a shorter trial at steps beyond its end by its last value. A space
             that lists its trials needs no ``steps``.
         n_trials: number of trials that the sampler proposes in this call, including those of an interrupted call that
-            it resumes with the same or a larger number. A smaller one is how many trials finish in this call, as in
-            ``study.optimize``: the open ones of the interrupted call, then new ones; with 0 only the open ones, if any.
-            Trials forked by an algorithm (population based training) come in addition.
-        timeout: seconds after which no stage is started; running stages are completed. Unfinished trials
-            stay open, and the next call continues them.
+            this call resumes. If it is smaller than in the interrupted call, it is the number of trials that finish in
+            this call, as in ``study.optimize``: the unfinished ones of the interrupted call, then new ones (with 0,
+            only the unfinished ones). Trials forked by an algorithm (population based training) come in addition.
+        timeout: seconds after which no stage is started; running stages are completed. The next call continues
+            unfinished trials.
         algorithm: decides how far each trial is trained; :class:`~hpstage.algos.FullTraining` by default.
         executor: where stages are trained: ``None`` for a local Dask cluster of this call (one worker per GPU, else per
             core), :func:`hpstage.local_cluster` for one that is kept for further calls, a ``dask.distributed.Client``
@@ -145,12 +145,12 @@ def optimize(
         callbacks: called as ``callback(study, frozen_trial)`` after each trial; may call ``study.stop()``. Those of
             :mod:`hpstage.report` for TensorBoard, MLflow and Weights & Biases write trials there while they train.
         catch: exceptions of the user's code that fail only their trials; others stop the study once running stages
-            have ended. By default all are caught; Optuna's own default is ``()``. What hpstage itself refuses
-            ends the search at the second trial, unless its exception is named here.
-        constraints: a function of a trial's metrics after its last step, a dict, that returns a number for each
-            constraint by its name: the trial is feasible if none is above 0 (nor NaN). They are the trial's, as by
-            ``trial.set_constraint`` at the end of an objective: samplers that know constraints, ``study.best_trial``
-            and the result's best trial go by them. Before Optuna 5 samplers do with ``constraints_func`` only.
+            have ended. By default all are caught; Optuna's own default is ``()``. An exception of hpstage itself, which
+            refuses the training code, ends the search at the second trial, unless ``catch`` names it.
+        constraints: a function that maps a trial's metrics after its last step, a dict, to a dict with a number for
+            each constraint: the trial is feasible if none is above 0 or NaN. The numbers are set on the trial, as by
+            ``trial.set_constraint`` at the end of an objective. Samplers that support constraints, ``study.best_trial``
+            and the result's best trial respect them; before Optuna 5, samplers need ``constraints_func`` for that.
         show_progress_bar: show the progress of the search on standard error: on a terminal, a few lines that stay below
             printed and logged output; in a notebook, a few lines that are updated; elsewhere
             (a file, ``TERM=dumb``), a line at most every ten seconds.
@@ -158,15 +158,15 @@ def optimize(
             another ``algorithm``: its trials count among ``n_trials``, their known values are replayed to the
             algorithm, and saved states are trained further. A finished trial that is trained further gets its longer
             result in a new trial of the study (Optuna's finished trials cannot be changed), with all its values and the
-            user attribute ``hpstage:extends``. Forks of population based training are recreated by it, and stay as they
-            are under another algorithm. An asynchronous algorithm may train a little further each time.
-        sharing: ``False`` trains every trial alone, for comparison.
-        evaluate_every: also evaluate each trial after every multiple of this many steps, on the way to where the
-            algorithm wants it: curves of all metrics, as intermediate values of the study's trials, in reports and by
-            :meth:`Result.trial`. They are not reported to the algorithm (``OptunaPruner``, whose pruner would see them,
-            has ``interval``). Nothing is retrained for it: steps that an earlier call, or another process, has trained
-            past without keeping them are left out. Each of these states is kept; ``checkpoint_budget`` limits their
-            bytes.
+            user attribute ``hpstage:extends``. Population based training recreates its forks; another algorithm leaves
+            them as they are. An asynchronous algorithm may train a little further each time.
+        sharing: ``False`` trains every trial without sharing, for comparison.
+        evaluate_every: also evaluate each trial after every multiple of this many steps, up to the step that the
+            algorithm requests. This gives curves of all metrics: as intermediate values of the study's trials, in
+            reports and by :meth:`Result.trial`. The algorithm does not receive them. (``OptunaPruner``, whose pruner
+            would, has ``interval`` instead.) Nothing is retrained for it: steps that an earlier call, or another
+            process, has trained past without saving their states are left out. Each of the evaluated states is saved;
+            ``checkpoint_budget`` limits their bytes.
         checkpoint_every: keep every state whose step, counted from the start of training, is a multiple of this:
             10 keeps the states at steps 10, 20, 30 and so on of every trial, wherever its schedules change. By default
             a state is kept after each minute of training or more often. States at which trials are known or likely to
@@ -176,22 +176,23 @@ def optimize(
             default none is evicted until the disk is full.
         verify: which forks are verified: a few steps are trained both straight through and from the saved state, and
             everything that training can reach is compared. ``"first-fork"`` does so once per workload, within its first
-            steps (two of which are trained twice), once under each kind of values (a category, a switch, a number that
-            is 0, 1, between or beyond, a schedule that varies), and where an object with five methods begins to change
-            something new; ``"all"`` additionally for each chain of stages; ``"off"`` never. Inexact training ends this
-            call, and later ones on the store. :func:`hpstage.check` does more.
-        audit: what is trained again to see whether it is the same, whatever training may depend on. ``"idle"``: workers
-            that have nothing to train take saved states at random, late ones and those under kinds of values not yet
-            audited more often, and train again, in a fresh process, from the saved state before; now and then a whole
-            trial, alone. An audit ends at once when its worker is needed. ``"winner"``: the best trial is trained again
-            before this call returns; ``"off"``: nothing is. A difference ends this call, and later ones on the store.
-            See :attr:`Result.audit`. Executors that cannot audit (``InlineExecutor``) leave ``"idle"`` out.
-        audit_budget: how long workers may be held beyond idle time, as a part of the worker-seconds that this call has
-            used: after the last stage, kinds of values that idle time has not reached are audited. 0: not at all.
-        environment: which workers train where they have several kinds of GPU or CPU, which compute different bits. By
-            default they must have one kind, or one must be what the store holds was trained on. A text (``"A100"``)
-            selects those with it in the name of their device. ``"any"`` trains on all: a trial no longer has the bits
-            that it has without the others, nothing is audited, and the store is another than on one kind.
+            steps (two of which are trained twice); once for each kind of values (a category, a switch, a number that is
+            0, 1, between or beyond, a schedule that varies); and when an object with five methods begins to change
+            something new. ``"all"`` does so additionally for each chain of stages; ``"off"`` never. Inexact training
+            ends this call, and later ones on the store. :func:`hpstage.check` does more.
+        audit: which training is repeated and compared, to find differences of any cause. ``"idle"``: workers that have
+            nothing to train choose saved states at random (late ones, and those under kinds of values not yet audited,
+            more often) and repeat their training in a fresh process, from the saved state before; now and then they
+            repeat a whole trial without sharing. An audit ends at once when its worker is needed. ``"winner"``: the
+            best trial is trained again before this call returns. ``"off"``: no audits. A difference ends this call, and
+            later ones on the store. See :attr:`Result.audit`. Executors that cannot audit (``InlineExecutor``) ignore
+            ``"idle"``.
+        audit_budget: time for audits after the last stage, as a share of the worker-seconds that this call has used:
+            workers are held for it, to audit kinds of values that were not audited in idle time. 0: no such audits.
+        environment: which workers train if they have several kinds of GPU or CPU, which compute different bits. By
+            default all must have the same kind, unless one of them is the kind that the store's states were trained on.
+            A text (``"A100"``) selects the workers whose device has it in its name. ``"any"`` trains on all workers: a
+            trial's bits then depend on the other trials, nothing is audited, and a store of its own is needed.
 
     Raises:
         UsageError: invalid input, named, before anything is trained.

@@ -31,7 +31,7 @@ class Outcomes:
     """Writes the ends of trials to the study and the plan, and logs those that the user did not request.
 
     Args:
-        noisy: metrics that measure the machine as well.
+        noisy: metrics that also depend on the machine, such as durations.
         known: names of the metrics that trials had before.
     """
 
@@ -44,12 +44,12 @@ class Outcomes:
         self._noisy = noisy
         self._known = {*known}
         self._warned: dict[object, int] = {}  # the first trial that failed, or was pruned, for each reason
-        self._repeated: set[object] = set()  # of these reasons, those for which it is logged that others have failed
+        self._repeated: set[object] = set()  # the reasons for which further trials are no longer logged
         self._shadowed: set[str] = set()  # metrics whose names the space uses for attributes
 
     def end(self, trial: SessionTrial, state: TrialState, measured: Set[str]) -> FrozenTrial | None:
-        """Write the end of a trial to the study and the plan, and return the study's trial. One that was pruned at its
-        last step is complete. Leave a trial alone that somebody has set to WAITING, and return ``None``.
+        """Write the end of a trial to the study and the plan, and return the study's trial. A trial that was pruned at
+        its last step is complete. A trial that somebody has set to WAITING is left as it is; return ``None`` then.
 
         Args:
             measured: names of the metrics that trials have.
@@ -82,7 +82,7 @@ class Outcomes:
                 "hpstage:gpu_seconds_saved": round(saved, 3),
             }
             self._ledger.note(trial.storage_id, attrs)
-        if ended.state.is_finished():  # by somebody else: what the study says counts
+        if ended.state.is_finished():  # by somebody else: the study's values count
             trial.values = None if ended.values is None else tuple(ended.values)
         self._note_metrics(trial, measured)
         if trial.metrics is not None:
@@ -111,8 +111,8 @@ class Outcomes:
         )
 
     def _note_metrics(self, trial: SessionTrial, measured: Set[str]) -> None:
-        """Write the last metrics to the study. What the space has set under such a name stays; what a queued trial has
-        brought along was measured elsewhere."""
+        """Write the last metrics to the trial's user attributes. An attribute of the same name stays if the space has
+        set it, but not if the trial had it in the queue, since it was measured elsewhere."""
         metrics = trial.metrics or {}
         self._known |= metrics.keys() | measured
         brought = self._ledger.trial(trial.storage_id).user_attrs.keys()
@@ -130,8 +130,8 @@ class Outcomes:
             self._ledger.note(trial.storage_id, {"hpstage:noisy": ", ".join(noisy)[:1000]})
 
     def warn(self, trial: SessionTrial, failure: UserFailure) -> bool:
-        """Log one failure of each exception from each line of code: one fault may fail a thousand trials. Return
-        whether it is not the first of its kind."""
+        """Log a failure, but only the first of each exception and line of code, since one fault may fail a thousand
+        trials. Return whether earlier trials failed in the same way."""
         text, cause = clean_lines(f"{failure.summary}\n{failure.traceback}"), origin(failure)
         self._warn_once(cause, trial, f"failed: {text}", "failed as trial {} did; no more of these failures are")
         return cause in self._repeated
@@ -140,7 +140,7 @@ class Outcomes:
         """Warn that a trial was pruned because its training diverged."""
         if ending.diverged:
             text = f"is pruned: {clean_lines(ending.message)}"
-            self._warn_once("diverged", trial, text, "is pruned, too, as trial {} was; no more that diverge are")
+            self._warn_once("diverged", trial, text, "is pruned, too, as trial {} was; no more divergences are")
 
     def _warn_once(self, cause: object, trial: SessionTrial, text: str, again: str) -> None:
         """Log the first trial of each cause; at the second, log that further ones are not."""

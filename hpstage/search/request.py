@@ -1,4 +1,4 @@
-"""The arguments of ``optimize``, and what they must have in common, checked before any worker is started."""
+"""The arguments of ``optimize``, checked one by one and against each other before any worker is started."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ KINDS: dict[str, Kind] = {
     "callbacks": optional(several(function(""), "functions of the study and a trial")),
     "show_progress_bar": switch,
 }
-"""Valid values of the arguments that all calls which train have in common."""
+"""Valid values of the arguments that ``optimize`` and ``train`` have in common."""
 
 ALGORITHM = instance(Algorithm, "an instance of one from hpstage.algos")
 
@@ -102,8 +102,8 @@ class Request:
     audit: Auditing = "idle"
     audit_budget: float = 0.05
     environment: str | None = None
-    space_works: bool = True  # as far as it was tried out
-    workers: int = 1  # how many there are, once they are open
+    space_works: bool = True  # whether it described or pruned a trial when it was tried out
+    workers: int = 1  # number of workers, once the executor is open
 
     @property
     def name(self) -> str:
@@ -166,7 +166,7 @@ class Request:
         if getattr(self.trainable, "defaults", None) and not self.observed.defaults:
             yield (
                 "`defaults` of the trainable is not a dict, or its own code reads it: it counts as code, and gives no "
-                "hyperparameter a default. (Code finds those in hp.)"
+                "hyperparameter a default. (Code reads hyperparameters and their defaults from hp.)"
             )
         pruner, algorithm = self.study.pruner, type(self.algorithm).__name__
         default = optuna.pruners.MedianPruner()
@@ -202,8 +202,8 @@ def _check_study(study: optuna.Study, metrics: tuple[str, ...]) -> None:
     for metric in metrics:
         if metric.startswith("hpstage:") and (metric not in COSTS or metric == metrics[0]):
             raise UsageError(
-                f"metric is {', '.join(map(repr, metrics))}; the first is one that evaluate() returns, and costs that "
-                f"hpstage measures ({', '.join(COSTS)}) may follow"
+                f"metric is {', '.join(map(repr, metrics))}; the first must be one that evaluate() returns, and costs "
+                f"that hpstage measures ({', '.join(COSTS)}) may follow"
             )
     text("another name").of("study_name", study.study_name)
     if len(metrics) != len(study.directions):

@@ -47,7 +47,7 @@ def searched(request: Request, interruption: Interruption, train: Callable[..., 
 
 
 def run(call: Call) -> Result:
-    """Run the search to its end, rejoining the plan if other drivers took this one for dead."""
+    """Run the search to its end, rejoining the plan if other drivers declared this one dead."""
     workers: list[WorkerId] = []
     while True:
         driver: Driver | None = None
@@ -76,7 +76,7 @@ def run(call: Call) -> Result:
         if driver is not None:
             workers = driver.abandon()
     result = _result(call, driver, session)
-    if not isinstance(call.request.space, Given):  # of which all may be known
+    if not isinstance(call.request.space, Given):  # its configurations may all have results already
         _warn_of_nothing(session, call.ledger, call.request.n_trials)
     if call.deadline is not None and not result.savings.steps_trained and not driver.plan.searches[session.name].ended:
         timeout = call.request.timeout

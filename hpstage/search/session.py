@@ -38,10 +38,10 @@ logger = logging.getLogger("hpstage")
 # Seconds to wait for reports before checking the clock, the progress display and Ctrl-C again.
 _HEARTBEAT = 0.5
 
-# The share of the workers with which the search continues as before.
+# The search adapts to a loss of workers only if less than this share of them is left.
 _MISSED = 0.75
 
-# Workers of a fleet that is to grow as needed.
+# Number of workers in a forecast of how many the search can use.
 _UNLIMITED = 1_000_000
 
 _PRUNED = f"{optuna.TrialPruned.__module__}.{optuna.TrialPruned.__qualname__}"
@@ -77,9 +77,9 @@ class Session:
         self.trials: Sequence[SessionTrial] = roster.trials
         self.history = History(algorithm, setting, roster)
         self._workers = setting.workers  # the algorithm keeps enough trials open for so many
-        self._wants_more = not algorithm.synchronous  # where workers have nothing to do, as far as is known
-        self._foreseen_at = 0, 0, 0.0  # number of calls, steps trained, and time
-        self._foreseen: list[tuple[float, float]] = []  # when workers will begin, and be done
+        self._wants_more = not algorithm.synchronous  # whether it may request more targets for idle workers
+        self._foreseen_at = 0, 0, 0.0  # of the last forecast: number of calls, steps trained, and time
+        self._foreseen: list[tuple[float, float]] = []  # start and end of each target that workers will train
         driver.scheduler.demands.foresee = self._foresee
         self._started = started
         self._catch = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in request.catch)
@@ -127,7 +127,7 @@ class Session:
         return sum(began <= then and done >= then + least for began, done in self._foreseen)
 
     def paused(self, known: Iterable[TrialId]) -> int:
-        """Return how many of the trials that are paused in the plan have not ended: the plan gets their ends later."""
+        """Return how many of the trials that are paused in the plan have not ended: the plan records ends later."""
         return sum(not self._roster.by_id[trial].finished for trial in known)
 
     # --- the loop -----------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Session:
         An interruption ends it early. No further results are reported then: the next call reports them in order.
 
         Args:
-            present: the number of workers, before reports of them are taken.
+            present: the number of workers, before any report of theirs is read.
         """
         if present != self._workers:
             self._resize(present)
@@ -184,11 +184,11 @@ class Session:
         self._roster.end()
         self._driver.finish()
         self._driver.log.write([SearchEnded(self._started.study, time.time())])
-        self._raise_uncaught()  # of what was completed after study.stop()
+        self._raise_uncaught()  # a chain that was completed after study.stop() may have failed
         self._audit_rest()
 
     def _audit_rest(self) -> None:
-        """Audit regimes that were not audited in idle time, within the budget, once all results are safe."""
+        """Audit kinds of values that were not audited in idle time, within the budget, once all results are safe."""
         used = self._driver.plan.totals.worker_seconds - self._used_before
         workers = self._driver.scheduler.workers.hosts
         if not workers or self._stopped:
@@ -203,7 +203,7 @@ class Session:
         return not self._interruption.requested
 
     def _raise_uncaught(self) -> None:
-        """Raise :class:`TrainingError` if a trial has failed and the search is not to continue regardless."""
+        """Raise :class:`TrainingError` if a trial has failed with an exception that ends the search."""
         if self._raised is not None:
             raise training_error(self._raised)
 
@@ -223,7 +223,7 @@ class Session:
                 self._targets.answer(index, known)
 
     def _drain(self) -> None:
-        """Complete running chains and start no more. Unfinished trials stay so: the next call continues them."""
+        """Complete running chains and start no more. The next call continues unfinished trials."""
         self.stopping = True
         self._driver.scheduler.draining = True
         while self._driver.scheduler.running:
@@ -235,7 +235,7 @@ class Session:
             self._on_change(self)
 
     def _stop(self) -> None:
-        """End the search after ``study.stop()``: what is being trained is completed, and nothing else."""
+        """End the search after ``study.stop()``: complete running chains, and end all trials."""
         self._drain()
         for trial in self.trials:
             if trial.finished or self._interruption.requested:
@@ -273,8 +273,8 @@ class Session:
             self._perform(self.history.closed())
 
     def _follow_workers(self) -> None:
-        """Adapt the number of open trials to the workers, but not to those that fail and are replaced, or are yet to
-        join: the proposals would depend on that."""
+        """Adapt the number of open trials to the number of workers. Workers that fail and are replaced, or have yet to
+        join, do not count as a change: otherwise, the proposals would depend on them."""
         workers = self._driver.scheduler.workers
         gone = workers.most >= self._workers and 0 < workers.hosts < _MISSED * self._workers
         if workers.hosts > self._workers or gone:
@@ -307,7 +307,7 @@ class Session:
                     self._finish(trials[index], TrialState.COMPLETE if state == "complete" else TrialState.PRUNED)
 
     def _fork(self, fork: Fork) -> SessionTrial:
-        """Return the trial of the first parameters that the space does not reject, else of the last."""
+        """Create and return the trial of the first parameters that the space does not reject, else of the last ones."""
         for params in (fork.params, *fork.alternatives):
             trial = self._roster.fork(fork, params)
             self._stopped |= self._ledger.take_stop()  # a population cannot continue without forks
@@ -369,7 +369,7 @@ class Session:
                 self._propose()
 
     def _pass(self, trial: SessionTrial, answer: Answer) -> None:
-        """Report values to the study but not to the algorithm. A failure is that of the target, too."""
+        """Report values to the study but not to the algorithm. A failure is left to the target's own answer."""
         if answer.metrics is not None:
             metrics = self._measured(trial, answer)
             values = self._values(metrics)
@@ -435,7 +435,7 @@ class Session:
         trial.attrs |= {"hpstage:failure": failure.summary[:1000], "hpstage:traceback": failure.traceback[-20000:]}
         valueless = self.leading is None and not self.states[TrialState.COMPLETE]
         uncaught = failure.kinds and not any(kind in self._catch for kind in failure.kinds)
-        if uncaught or (again and valueless and is_misuse(failure, self._catch)):  # which all others would be, too
+        if uncaught or (again and valueless and is_misuse(failure, self._catch)):  # other trials would also fail
             self._raised = self._raised or failure
         self._finish(trial, TrialState.FAIL)
 

@@ -12,7 +12,7 @@ from hpstage.training.code.owner import is_users
 
 logger = logging.getLogger("hpstage")
 
-# Number of signals that abort a start-up; a search, or its closing, takes one less.
+# Number of signals that abort a start-up. One less aborts a search, or its closing after a stop.
 _WHILE_FRAGILE = 3
 
 

@@ -18,18 +18,18 @@ class Targets:
 
     Args:
         synchronous: return targets in the order in which they were requested; otherwise, as their answers arrive.
-        by_length: if synchronous, in the order in which answers would arrive if all steps took equally long and there
-            were a worker for each target, so that a long one holds up none that is shorter.
+        by_length: if synchronous, return them in the order in which answers would arrive if all steps took equally long
+            and each target had a worker of its own, so that long targets do not hold up shorter ones.
     """
 
     def __init__(self, *, synchronous: bool, by_length: bool = False) -> None:
         self._synchronous = synchronous
         self._by_length = by_length
-        # A heap: in the order of asking, or of steps and then of asking, if synchronous, else of complete answers.
+        # A heap. If synchronous: in the order of requests, `by_length` first by due time; else in that of completion.
         self._order: list[tuple[int, int, Target]] = []
         self._number = count()
-        self._now = 0  # in steps: when the target returned last would have been answered, by the order of `by_length`
-        self._steps: dict[Target, Sequence[int]] = {}  # steps to be answered for each open target, its own the last
+        self._now = 0  # for `by_length`, in steps: the due time of the target that was returned last
+        self._steps: dict[Target, Sequence[int]] = {}  # for each open target the steps to be answered, its own last
         self._of_trial: dict[int, list[int]] = defaultdict(list)  # the steps of its open targets
         self._answers: dict[int, dict[int, Answer]] = defaultdict(dict)
         self._reach: dict[int, int] = {}  # the farthest step requested
@@ -45,9 +45,9 @@ class Targets:
         """Add a target; return the steps to request from the driver.
 
         Args:
-            on_the_way: earlier steps, in order, that are evaluated as well. The target is answered once they are, so
-                that the order of arrival does not show.
-            end: where the trial ends, if before ``step``: what is known there answers the target.
+            on_the_way: earlier steps, in order, that are evaluated as well. The target counts as answered once they are
+                answered, too, so that the order of arrival has no effect.
+            end: the trial's last step. If it is before ``step``, the answer there answers the target.
         """
         at = step if end is None else min(step, end)
         due = self._now + step - self.reach(index) if self._by_length else 0
@@ -73,8 +73,8 @@ class Targets:
         return [answer for _, answer in sorted(self._answers.get(index, {}).items())]
 
     def next(self) -> tuple[int, list[Answer]] | None:
-        """Remove the next target that is answered; return its step and the answers that it waited for, its own the
-        last."""
+        """Remove the next answered target. Return its step and the answers that it waited for, its own last; ``None``
+        if there is none yet."""
         if not self._order or (self._synchronous and not self._is_complete(self._order[0][2])):
             return None
         self._now, _, (index, step) = heapq.heappop(self._order)

@@ -1,4 +1,4 @@
-"""Runs without a search: given configurations, each trained once, as trials of a study that the plan keeps."""
+"""Training without a search: given configurations are trained as trials of a study that is stored only in the plan."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 Values = Mapping[str, Schedule | Plateau | Scalar]
 
 _FALLS = ("loss", "error", "perplexity", "mse", "mae", "nll")
-"""Parts of the names of metrics that are the better the lower they are."""
+"""A metric with one of these in its name is minimized by default."""
 _NAME = text("a name")
 
 
@@ -118,22 +118,22 @@ def train(
 ) -> TrainedTrial | list[TrainedTrial]:
     """Train one configuration, or several, without a search.
 
-    Each is a trial of the study ``"runs"`` on the store: what shows searches shows it, :meth:`TrainedTrial.branch`
-    branches from it at any step, and no search on the store trains its steps again. The same call made again continues
-    an interrupted run (Ctrl-C, a kill), returns a finished one, and tries one that has failed again. That study is on
-    the store alone; it needs no storage of Optuna's.
+    Each run is a trial of the study ``"runs"`` on the store. It is shown like the trials of a search, can be branched
+    at any step (:meth:`TrainedTrial.branch`), and no search on the store trains its steps again. The same call made
+    again continues an interrupted run (Ctrl-C, a kill), returns a finished one, and trains a failed one again. The
+    study is on the store only; no Optuna storage is needed.
 
     Args:
         trainable, store, checkpoints, executor: as for :func:`hpstage.optimize`.
-        hp: schedules or plain values of the hyperparameters by name; or a list of such, which are trained as a search
-            is: what they have in common once.
+        hp: schedules or plain values of the hyperparameters by name; or a list of such dicts, whose common steps are
+            trained once.
         steps: the number of steps. Longer schedules are cut.
-        metric: the metric by which runs are compared (``"best"``, the default of ``s.plateau``). By default the first
-            that ``evaluate`` returns for the untrained model, which is made in this process for it.
-        direction: whether the metric is to fall or to rise; by default ``"minimize"`` if its name contains loss, error,
-            perplexity, mse, mae or nll.
-        study: the study's name. One process at a time trains the runs of a study: give another name to train more on
-            the same store at that time.
+        metric: the metric by which runs are compared, by ``"best"`` and by ``s.plateau`` if it names none. By default
+            the first one that ``evaluate`` returns for the untrained model, which is built in this process for that.
+        direction: whether smaller or larger values of the metric are better; by default ``"minimize"`` if its name
+            contains loss, error, perplexity, mse, mae or nll.
+        study: the study's name. Only one process at a time trains the runs of a study: give another name to train
+            concurrently on the same store.
         evaluate_every, checkpoint_every, checkpoint_budget: as for :func:`hpstage.optimize`.
         audit, environment, callbacks, show_progress_bar: as for :func:`hpstage.optimize`.
 
@@ -175,7 +175,7 @@ def train(
         show_progress_bar=show_progress_bar,
     )
     for one in trained:
-        if one.metrics and not any(metric in values for values in one.metrics.values()):  # trained before, by another
+        if one.metrics and not any(metric in values for values in one.metrics.values()):  # trained earlier, for another
             raise UsageError(missing_metric(metric, one.metrics[max(one.metrics)]))
     return trained[0] if isinstance(hp, Mapping) else trained
 
@@ -240,7 +240,7 @@ def _configuration(hp: Values, steps: int) -> Configuration:
 
 
 def _first_metric(trainable: Any, one: Configuration) -> str:
-    """Return the first metric of the untrained model, which is made in this process by a copy of the trainable."""
+    """Return the first metric of the untrained model, which a copy of the trainable builds in this process."""
     values = {name: value.until(1) for name, value in one.schedules.items()}
     initial = {name: value.value if isinstance(value, Plateau) else value.value(0) for name, value in values.items()}
     with generators_restored(), threads.restored():

@@ -1,4 +1,4 @@
-"""The trials of a search: proposed by the sampler, forked by the algorithm, or taken over from an earlier call."""
+"""The trials of a search: proposed by the sampler, forked by the algorithm, or continued from an earlier call."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from hpstage.search.request import Request
 _ORIGIN = ("hpstage:donor", "hpstage:forked_at")
 _NOTHING: Mapping[str, Any] = {}
 _NOTES = "study:notes"
-"""The name of what samplers keep in the study, among their states."""
+"""The name under which samplers' attributes of the study are recorded, among their states."""
 _SPACE_FILE = spaces.__file__
 
 
@@ -54,11 +54,11 @@ class SessionTrial:
     number: int  # in the study
     storage_id: int
     id: TrialId
-    origin: TrialId  # its id before it was carried on, which identifies it as a donor
+    origin: TrialId  # its id before it was extended, which identifies it as a donor
     fork: ForkedFrom | None = None
     state: TrialState = TrialState.RUNNING
     values: tuple[float, ...] | None = None
-    metrics: Mapping[str, float] | None = None  # of the last values
+    metrics: Mapping[str, float] | None = None  # measured with the last values
     reported: set[int] = field(default_factory=set)
     attrs: dict[str, str] = field(default_factory=dict)  # user attributes that it gets with its end
     last_reported: int = 0  # the farthest step whose values the study and the algorithm know
@@ -73,7 +73,7 @@ class SessionTrial:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A trial of the study, and what the space made of it."""
+    """A trial of the study, and how the space described or rejected it."""
 
     trial: Trial
     noted: tuple[str, ...]
@@ -99,7 +99,7 @@ class Roster(Trials):
         self.stopped = False  # whether the space has stopped the study in an earlier call
         self.proposed = 0  # number of trials proposed by the sampler
         self.unclaimed: list[SessionTrial] = []  # forks of an earlier call not yet recreated by the algorithm
-        self.metrics: Set[str] = frozenset()  # names of those that the first trial was found to have
+        self.metrics: Set[str] = frozenset()  # names of the metrics, found before the first trial was trained
         self._cut_off: list[FrozenTrial] = []  # trials that an earlier call created but did not write into the plan
         self._ledger = ledger
         self._driver = driver
@@ -108,16 +108,17 @@ class Roster(Trials):
         self._forks = request.algorithm.forks
         self._observed = request.observed
         self._before_first = before_first
-        self._space_works = request.space_works  # else what it raises is its fault, and no rejection of a trial
+        self._space_works = request.space_works  # else its exceptions are raised, and do not reject single trials
         self._sampler = SamplerState(ledger.study.sampler)
-        self._notes: dict[str, Any] | None = None  # of samplers, in the study, as far as they are recorded
+        self._notes: dict[str, Any] | None = None  # samplers' attributes of the study, as recorded so far
         # A plan with sharing, which shows the steps that trials have in common: the plan itself if it shares.
         self._shared = driver.plan if driver.plan.sharing else SearchPlan(driver.plan.workload)
 
     # --- beginning ----------------------------------------------------------------------------------------
 
     def begin(self) -> bool:
-        """Start a search, or take over the trials of the interrupted or extended one. Return whether there is one."""
+        """Start a search, or continue the trials of an interrupted or extended one. Return whether there is a search
+        to run."""
         if not self._begin():
             return False
         if points := points_of(self._space):
@@ -170,12 +171,12 @@ class Roster(Trials):
             listed = bool(points_of(self._space)) or isinstance(self._space, Given)
             warn_of_what_is_left(self._driver.plan, self._ledger, record, started, listed=listed)
             if started.n_trials == 0 and record is not None:
-                return False  # nothing that would stand in the place of the last search
+                return False  # an empty search must not replace the last one
             self._driver.log.write([started, TrialProposed(started.study, None, None, self._sampled())])
         return True
 
     def _take_over(self, record: SearchRecord, begin: list[SearchStarted]) -> None:
-        """Continue with the trials of a search; ``begin`` holds the start of one that extends it."""
+        """Continue with the trials of a search; ``begin`` holds the start of the search that extends it, if any."""
         by_number = {trial.number: trial for trial in self._ledger.trials()}
         if missing := {p.number for p in record.proposed if p.number is not None} - by_number.keys():
             raise UsageError(
@@ -200,7 +201,7 @@ class Roster(Trials):
             if frozen.state == TrialState.WAITING:  # study.stop() has withdrawn it
                 frozen = self._ledger.claim(id_of(frozen))
             trial.id, trial.number, trial.storage_id = proposed.trial, frozen.number, id_of(frozen)
-            # Not what a queued trial has brought along, which a journal cannot remove.
+            # Without the values that a trial already had in the queue, which cannot be removed from a journal.
             reported = {step for step in frozen.intermediate_values if self._driver.knows(trial.id, step)}
             trial.state, trial.reported = frozen.state, reported
             trial.last_reported = max(trial.reported, default=0)
@@ -225,7 +226,7 @@ class Roster(Trials):
         return states
 
     def trial_ended(self) -> None:
-        """Record what the sampler has drawn or counted as a trial ended."""
+        """Record changes of the sampler's state at the end of a trial."""
         if self._sampler.may_change_between and (states := self._sampler.take()):
             self._driver.log.write([TrialProposed(self._started.study, None, None, states)])
 
@@ -239,7 +240,7 @@ class Roster(Trials):
                 self.metrics = self._before_first(made.described)
             except Exception:
                 self._ledger.withdraw(self._ledger.trial(id_of(made.trial)))
-                if not self.trials:  # a search of nothing, which no call is to continue
+                if not self.trials:  # an empty search, which no call should continue
                     self._driver.log.write([SearchEnded(self._started.study, time.time())])
                 raise
             self._ledger.name_objectives(self._started.metric)  # now that the metrics are known to exist
@@ -307,7 +308,7 @@ class Roster(Trials):
         self.by_id[id] = trial
 
     def _attrs(self, more: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
-        """Return the user attributes that identify a trial whose creation was interrupted."""
+        """Return the user attributes of a new trial, which identify it if its creation is interrupted."""
         return {"hpstage:search": self._started.study, PLAN: self._driver.plan.id, **more}
 
     def _cut_off_with(self, attrs: Mapping[str, Any], params: Mapping[str, Any] | None = None) -> FrozenTrial | None:
@@ -324,11 +325,11 @@ class Roster(Trials):
         make: Callable[[Mapping[str, Any]], Trial],
         params: Mapping[str, Any] | None = None,
     ) -> _Made:
-        """Return a trial of the study and what its space made of it: the one whose creation was cut off in an earlier
-        call if it can be recreated identically, else a new one.
+        """Return a trial of the study, as the space describes or rejects it: the one whose creation was cut off in an
+        earlier call if it can be recreated identically, else a new one.
 
         Args:
-            params: those that a fork is given.
+            params: the given parameters of a fork.
         """
         cut_off = self._cut_off_with(attrs, params)
         if cut_off is not None:
@@ -359,7 +360,7 @@ class Roster(Trials):
         return _Made(trial, tuple(noted), described)
 
     def _add(self, made: _Made, fork: ForkedFrom | None) -> SessionTrial:
-        """Write a trial into the plan."""
+        """Write a trial into the plan, and return it."""
         trial, described = made.trial, made.described
         id = self._id(trial.number)
         proposed = TrialProposed(
@@ -419,7 +420,7 @@ class Roster(Trials):
 
 
 def _as_stored(params: Mapping[str, Any]) -> str:
-    """Return parameters as storages keep them, where NaN equals itself and a tuple is a list."""
+    """Return parameters as storages write them, so that NaN equals NaN and a tuple equals a list."""
     return json.dumps(params, sort_keys=True, default=repr)
 
 

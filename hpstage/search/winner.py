@@ -27,10 +27,10 @@ _HERE = WorkerId("driver")
 def audit_winner(call: Call, driver: Driver, session: Session) -> None:
     """Retrain the best trial without sharing, in a fresh process of this host, after its result is stored.
 
-    If it cannot be retrained (its data are gone, this host is not like the workers), that is a warning.
+    If it cannot be retrained (its data are gone, this host differs from the workers), log a warning.
 
     Raises:
-        StateError: it differs.
+        StateError: the retrained trial differs.
     """
     planned = _winner(call, driver, session)
     if planned is None:
@@ -40,7 +40,7 @@ def audit_winner(call: Call, driver: Driver, session: Session) -> None:
     segment = whole(planned)
     executor = call.executor
     if isinstance(executor, InlineExecutor):
-        executor.put_back()  # what is sent to the fresh process is as it was when it was described
+        executor.put_back()  # the trainable that is sent to the fresh process must be as before training
     found = audit(
         call.request.trainable,
         segment,

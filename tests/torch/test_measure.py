@@ -103,7 +103,7 @@ def test_costs_are_not_part_of_a_key(tmp_path: Path) -> None:
 def test_costs_that_come_first_or_are_never_measured_are_refused(metric: list[str], tmp_path: Path) -> None:
     with pytest.raises(
         UsageError,
-        match=r"the first is one that evaluate\(\) returns, and costs .*"
+        match=r"the first must be one that evaluate\(\) returns, and costs .*"
         r"\(hpstage:seconds, hpstage:peak_bytes, hpstage:bytes\)",
     ):
         searched(metric, tmp_path, Small())
