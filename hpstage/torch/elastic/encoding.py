@@ -1,8 +1,8 @@
-"""Encoding of what a process of a gang has for the others: a share, or an exception of the user's code.
+"""Encoding of the data that a process of a gang gives the others: a share, or an exception of the user's code.
 
-A share is a short text, and the bytes of its tensors one after the other. An exception is not pickled, since unpickling
-runs code: its class is looked up among what is imported anyway, and its arguments are plain values. One that these do
-not make again arrives as a :class:`TrainingError`.
+A share is encoded as a short text and the bytes of its tensors, one after the other. An exception is not pickled, since
+unpickling runs code: its class is looked up in the imported modules, and its arguments are plain values. If these do
+not give the same exception again, it arrives as a :class:`TrainingError`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NONE, _DENSE = 0, 1
 def encode(share: Share) -> tuple[bytes, list[Tensor]]:
     """Return the share as a text and 1-dimensional uint8 tensors on the share's device."""
     codes = [_code(gradient) for gradient in share.gradients]
-    # Nearly always all are dense: then a thousand parameters take no text.
+    # Nearly always all gradients are dense, and then the text has no entry for each.
     forms = None if all(code == _DENSE for code in codes) else codes
     parts = [part for part in share.gradients if part is not None]
     tensors = [tensor for part in parts for tensor in (part if isinstance(part, Rows) else (part,))]
@@ -34,8 +34,9 @@ def encode(share: Share) -> tuple[bytes, list[Tensor]]:
 
 
 def decode(text: bytes, data: Tensor, own: Share, parameters: Sequence[Tensor], buffers: Sequence[Tensor]) -> Share:
-    """Return a share that is to be combined with ``own``, on the devices of the parameters and buffers that it belongs
-    to. Its tensors are parts of ``data``, except gradients that ``own`` does not have: combined, those stay."""
+    """Return the encoded share, which is to be combined with ``own``, on the devices of its parameters and buffers. Its
+    tensors are views of ``data``, but for gradients that ``own`` does not have: they are copied, since the combined
+    share keeps them."""
     loss, unequal, forms, logged = json.loads(text)
     reader = _Reader(data)
     codes = [_DENSE] * len(parameters) if forms is None else forms
@@ -94,6 +95,7 @@ def encode_failure(error: Exception, node: int) -> bytes:
 
 
 def decode_failure(text: bytes) -> Exception:
+    """Return the exception that :func:`encode_failure` has encoded, or a :class:`TrainingError` with its message."""
     module, name, arguments, message, note = json.loads(text)
     error = _same(_class(module, name), arguments, message) or TrainingError(f"{name}: {message}")
     error.add_note(note)
@@ -112,7 +114,7 @@ def _same(kind: Any, arguments: list[Any] | None, message: str) -> Exception | N
     if arguments is None or not (isinstance(kind, type) and issubclass(kind, Exception)):
         return None
     try:
-        error: Exception = kind.__new__(kind, *arguments)  # which sets them; __init__ may take others
+        error: Exception = kind.__new__(kind, *arguments)  # sets args; __init__ may take others
         return error if str(error) == message else None
     except Exception:
-        return None  # it needs what its __init__ would have set
+        return None  # it needs attributes that __init__ would have set

@@ -23,13 +23,13 @@ class _Kind(IntEnum):
     """The kind of a message. All rounds have the same format, so that a message of another round is not
     misinterpreted."""
 
-    HELLO = 0  # of all: what they are about to train
-    READY = 1  # of a follower: it waits for an order
-    ORDER = 2  # of the leader: see Order
-    STOP = 3  # of the leader: the gang is dissolved
-    SHARE = 4  # of all: what their virtual nodes have computed
-    FAILED = 5  # of any: the user's code has raised in a virtual node
-    LEFT = 6  # of any: it has left the step by an exception that is none of a virtual node
+    HELLO = 0  # from all: what they are about to train
+    READY = 1  # from a follower: it waits for an order
+    ORDER = 2  # from the leader: see Order
+    STOP = 3  # from the leader: the gang is dissolved
+    SHARE = 4  # from all: what their virtual nodes have computed
+    FAILED = 5  # from any: the user's code has raised an exception in a virtual node
+    LEFT = 6  # from any: it has left the step by an exception raised outside virtual nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,15 @@ class Order:
 
 
 class LeaderLeft(Exception):
-    """The leader has left the step; this process's part of it does not matter."""
+    """Raised in a follower if the leader has left the step, so that the follower's part in it does not matter."""
 
 
 class Gang:
-    """A gang as one of its processes sees it.
+    """The gang, from the view of one of its processes.
 
-    In a step all processes share what their nodes have computed, once for each batch. One that leaves a step by an
-    exception says so in the next round, whatever that is for the others: so that all are in the same round at any time.
+    In a step, all processes share what their nodes have computed, once for each batch. A process that leaves a step by
+    an exception reports it in the next round, whatever the others do in that round. So all processes are in the same
+    round at any time.
 
     Attributes:
         own: the virtual nodes that this process trains.
@@ -74,7 +75,7 @@ class Gang:
         if len(set(texts)) > 1:
             self.close()
             raise GangApart(
-                f"the processes of a gang are not in the same state: number 0 is at {texts[0]}, and number "
+                f"the processes of a gang are not in the same state: process 0 is at {texts[0]}, and process "
                 f"{next(rank for rank, text in enumerate(texts) if text != texts[0])} at "
                 f"{next(text for text in texts if text != texts[0])}"
             )
@@ -100,7 +101,7 @@ class Gang:
     # --- a follower ---------------------------------------------------------------------------------------
 
     def obey(self) -> Order | str:
-        """Return the leader's next order, or the reason with which it dissolves the gang."""
+        """Return the leader's next order, or the leader's reason for dissolving the gang."""
         while True:
             messages = self._group.gather(Message(_Kind.READY))
             kind = _Kind(messages[0].kind)
@@ -115,15 +116,15 @@ class Gang:
     # --- all ----------------------------------------------------------------------------------------------
 
     def exchange(self, own: Share | Failed, parameters: Sequence[Tensor], buffers: Sequence[Tensor]) -> Share:
-        """Return the share of all nodes.
+        """Return the combined share of all nodes.
 
         Raises:
-            Exception: what the user's code has raised, in the first of the nodes in which it has.
+            Exception: the exception of the user's code, from the first node in which it has raised one.
             LeaderLeft: the leader has left the step.
             GangLost: a process is gone, or a follower has failed where the leader has not.
         """
         began = time.perf_counter()
-        # Neighbours combine what they have, then pairs of them, and so on: each level of the tree is one round.
+        # Neighbours combine their shares, then pairs of neighbours, and so on: each level of the tree is one round.
         distance = 1
         while distance < self.size:
             if not isinstance(own, Share):
@@ -158,7 +159,7 @@ class Gang:
         """Inform the others that this process has left the step by ``error``, unless they know or the step is over.
 
         Raises:
-            GangLost: the leader has not left it: so this process is none of its gang any more.
+            GangLost: the leader has not left the step, so this process no longer belongs to the gang.
         """
         if not self._in_step:
             return
@@ -169,7 +170,7 @@ class Gang:
             self._group.part()
         elif kind in (_Kind.LEFT, _Kind.FAILED):
             return
-        self._lost(f"training has failed in process {self.rank} of a gang alone: {type(error).__name__}: {error}")
+        self._lost(f"training has failed only in process {self.rank} of a gang: {type(error).__name__}: {error}")
 
     def end_step(self) -> None:
         """Record that this process has finished the step."""
@@ -183,7 +184,7 @@ class Gang:
         """Raise :class:`GangLost` unless all followers wait for an order."""
         for rank, message in enumerate(messages[1:], start=1):
             if message.kind != _Kind.READY and messages[0].kind != _Kind.LEFT:
-                self._lost(f"training has failed in process {rank} of a gang alone: {message.text.decode()}")
+                self._lost(f"training has failed only in process {rank} of a gang: {message.text.decode()}")
 
     def _see_shared(self, messages: Sequence[Message], own: Failed | None) -> None:
         """Raise the exceptions that :meth:`exchange` documents."""
@@ -196,7 +197,7 @@ class Gang:
         alone = [rank for rank, kind in enumerate(kinds) if kind not in (_Kind.SHARE, _Kind.FAILED)]
         if alone and kinds[0] is not _Kind.FAILED:
             text = messages[alone[0]].text.decode(errors="replace")
-            self._lost(f"training has failed in process {alone[0]} of a gang alone: {text}")
+            self._lost(f"training has failed only in process {alone[0]} of a gang: {text}")
         first = kinds.index(_Kind.FAILED)
         if first == self.rank and own is not None:
             raise own[1]

@@ -18,7 +18,7 @@ from hpstage.torch.elastic.shared_memory import Memory, Reader
 
 _HEADER = struct.Struct("<qqqqq")
 _SHORT = 512
-"""Bytes of the first message of each round. What does not fit in is sent in a second one."""
+"""Bytes of the first message of each round. Texts that do not fit are sent in a second message."""
 _ROOM = _SHORT - _HEADER.size
 _FAREWELL = 10.0
 """Seconds that a process waits until the others have read its last message."""
@@ -37,10 +37,10 @@ class Message(NamedTuple):
 
 
 class Meeting:
-    """A place where the processes of a gang meet: the leader listens, the others come.
+    """The meeting point of a gang's processes: the leader listens, and the others connect to it.
 
     Attributes:
-        address: ``"host:port/key"``, at which it can be joined, by whoever has it.
+        address: ``"host:port/key"``; whoever has it can join the gang.
         place: ``"host:port"``, for messages.
     """
 
@@ -55,7 +55,7 @@ class Meeting:
         """Listen on an interface of this host.
 
         Raises:
-            GangApart: there is none of that name.
+            GangApart: this process cannot listen there, for example if the host has no such interface.
         """
         try:
             family, *_ = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
@@ -86,10 +86,10 @@ class Meeting:
         return cls(connection, place, bytes.fromhex(key))
 
     def form(self, rank: int, size: int, timeout: float, in_vain: Callable[[], bool] = lambda: False) -> Group:
-        """Wait until all have come.
+        """Wait until all processes have connected, and return their group.
 
         Args:
-            in_vain: whether to wait no longer.
+            in_vain: returns whether to stop waiting.
 
         Raises:
             GangApart: some did not come within ``timeout`` seconds, or cannot be reached.
@@ -104,7 +104,7 @@ class Meeting:
                 if formed is None and in_vain():
                     raise GangApart(f"a gang of {size} processes was dissolved before all had come to {self.place}")
                 if formed is None:
-                    who = f"of the numbers 0 to {size - 1}, {', '.join(map(str, missing))} did not come"
+                    who = f"of processes 0 to {size - 1}, {', '.join(map(str, missing))} did not come"
                     raise GangApart(f"{apart}{who}. {_REMEDY}")
                 links = formed
         except OSError as error:
@@ -121,18 +121,19 @@ class Meeting:
 class Group:
     """The processes of a gang. All take part in every round, in the same order.
 
-    What a process has for another one on its host, that one reads where it is; what it has for others is sent.
+    Data for another process on the same host is read by that process in place, in shared memory; data for other hosts
+    is sent.
     """
 
     def __init__(self, links: Links, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
         self._links: Links | None = links
-        # Two, since others may still read what they were given in the last round. Kept from step to step: to get new
-        # memory from the system takes as long as to fill it.
+        # Two, since others may still read what they were given in the last round. They are kept from step to step,
+        # since getting memory from the system takes as long as filling it.
         self._own, self._next = Memory(), Memory()
         self._offered = self._received = torch.empty(0, dtype=torch.uint8)
-        self._places: list[tuple[int, int]] = []  # by rank: the file of what was offered last, and its serial number
+        self._places: list[tuple[int, int]] = []  # by rank: file and serial number of the last offer
         self._readers: dict[int, Reader] = {}  # by rank
         self._read_by: set[int] = set()
 
@@ -184,8 +185,8 @@ class Group:
         return size
 
     def swap(self, rank: int, size: int) -> torch.Tensor:
-        """Exchange the offered bytes with another process: send it those that it was offered, and return the ``size``
-        bytes that it has offered, valid until the next call. Both processes call it.
+        """Exchange the offered bytes with another process, which makes the same call. Return the ``size`` bytes that
+        the other process has offered; they are valid until the next call.
 
         Raises:
             GangLost: another process is gone. The group is closed.
@@ -201,7 +202,7 @@ class Group:
         return its
 
     def _all(self, own: bytes | bytearray) -> list[bytes]:
-        """Send bytes to all others; return those of all, as many of each, by rank."""
+        """Send bytes to all others; return those of all processes, by rank. All send equally many."""
         gathered = {rank: bytearray(len(own)) for rank in range(self.size) if rank != self.rank}
         with self._open() as links:
             links.move(dict.fromkeys(gathered, memoryview(own)), {r: memoryview(room) for r, room in gathered.items()})
@@ -221,13 +222,13 @@ class Group:
             ) from error
 
     def part(self) -> None:
-        """Close the group after its last round, once all have read what they were given in it."""
+        """Close the group after its last round, once all have read the messages of that round."""
         if self._links is not None:
             self._links.end(_FAREWELL)
         self.close()
 
     def close(self) -> None:
-        """Close all connections, by which the others lose this process if they still wait for it. Idempotent."""
+        """Close all connections. Processes that still wait for this one then lose it. Idempotent."""
         if self._links is not None:
             self._links.close()
         self._links = None

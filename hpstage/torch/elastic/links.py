@@ -1,7 +1,8 @@
 """Links: connections between all processes of a gang, authenticated before anything from them is decoded.
 
-A gang has a key of its own, which its processes are given along with its address. Who connects sends first a greeting
-of fixed length, signed with it, and who has listened answers likewise. Others are hung up on.
+Each gang has its own key, which its processes are given with its address. A process that connects first sends a
+greeting of fixed length, signed with the key, and the listening process answers in the same way. All other connections
+are closed.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _SIGNATURE = 32
 _GREETED = _GREETING.size + _SIGNATURE
 _LENGTH = struct.Struct("!I")
 _LONGEST = 1 << 20
-"""Bytes of the longest answer to a greeting: places of all processes of a gang."""
+"""Maximum bytes of an answer to a greeting: it has the host and port of all processes of a gang."""
 _STRANGERS = 64
 """Maximum number of connections without a greeting; beyond it, the oldest is closed."""
 _GLANCE = 0.05
-"""Seconds between two looks at whether to wait any longer."""
+"""Seconds between two checks of whether to wait any longer."""
 
 Place = tuple[str, int]
 """Host and port."""
@@ -43,7 +44,7 @@ class Links:
     """The connections of one process to the others, by their numbers.
 
     Args:
-        sockets: they are closed with the links.
+        sockets: connected sockets by number; :meth:`close` closes them.
     """
 
     def __init__(self, sockets: Mapping[int, socket.socket]) -> None:
@@ -61,7 +62,7 @@ class Links:
         sending = {rank: data for rank, data in out.items() if len(data)}
         receiving = {rank: room for rank, room in into.items() if len(room)}
         while True:
-            # Each is tried before it is waited for: short messages have mostly come.
+            # Each socket is tried before waiting for it: short messages have mostly arrived.
             for rank, data in list(sending.items()):
                 with suppress(BlockingIOError):
                     sending[rank] = data[self._sockets[rank].send(data) :]
@@ -69,7 +70,7 @@ class Links:
                 with suppress(BlockingIOError):
                     count = self._sockets[rank].recv_into(room)
                     if not count:
-                        raise ConnectionResetError("it has closed its connection")
+                        raise ConnectionResetError("that process has closed its connection")
                     receiving[rank] = room[count:]
             sending = {rank: data for rank, data in sending.items() if len(data)}
             receiving = {rank: room for rank, room in receiving.items() if len(room)}
@@ -100,8 +101,8 @@ class Links:
 def lead(
     listener: socket.socket, key: bytes, size: int, deadline: float, in_vain: Callable[[], bool]
 ) -> tuple[Links | None, list[int]]:
-    """Wait until all others of a gang have come; return links to them, or ``None`` and the numbers of those that have
-    not come until the deadline, or ``in_vain()``."""
+    """Wait until all other processes of a gang have connected; return links to them. At the deadline, or if
+    ``in_vain()``, return ``None`` and the numbers of the missing processes."""
     with ExitStack() as stack:
         come = _accept(stack, listener, key, 0, range(1, size), deadline, in_vain)
         missing = [rank for rank in range(1, size) if rank not in come]
@@ -118,7 +119,7 @@ def follow(leader: socket.socket, key: bytes, rank: int, size: int, deadline: fl
     """Join a gang as number ``rank``, over a connection to its leader; return once all are connected.
 
     Raises:
-        OSError: they are not until the deadline, or the other end does not know the key.
+        OSError: not all are connected by the deadline, or the other end does not know the key.
     """
     with ExitStack() as stack:
         stack.enter_context(leader)
@@ -147,7 +148,8 @@ def _signature(key: bytes, *parts: bytes) -> bytes:
 
 
 def _greet(link: socket.socket, key: bytes, own: int, other: int, port: int, deadline: float) -> list[Place]:
-    """Greet the process that listens; return the places with which it answers, if it knows the key."""
+    """Greet the listening process; return the hosts and ports in its answer. Raise an error if it does not know the
+    key."""
     nonce = secrets.token_bytes(32)
     greeting = _GREETING.pack(own, other, port, nonce)
     link.settimeout(max(deadline - time.monotonic(), 0.001))
@@ -185,8 +187,8 @@ def _accept(
     deadline: float,
     in_vain: Callable[[], bool],
 ) -> dict[int, tuple[socket.socket, int, bytes]]:
-    """Accept connections until all of these numbers have greeted; return for each its connection, which ``stack`` takes
-    over, the port at which it listens and the nonce to answer with. What has not greeted is closed."""
+    """Accept connections until the processes ``ranks`` have all greeted. Return, for each, its connection (which
+    ``stack`` will close), the port at which it listens and the nonce to answer with. Other connections are closed."""
     come: dict[int, tuple[socket.socket, int, bytes]] = {}
     for stranger, greeting in _greetings(listener, lambda: len(come) == len(ranks) or in_vain(), deadline):
         signed, signature = greeting[: _GREETING.size], greeting[_GREETING.size :]
@@ -202,7 +204,7 @@ def _accept(
 def _greetings(
     listener: socket.socket, over: Callable[[], bool], deadline: float
 ) -> Iterator[tuple[socket.socket, bytes]]:
-    """Yield connections with the first bytes that came over them, as many as a greeting has."""
+    """Yield each connection that has sent as many bytes as a greeting has, with these bytes."""
     strangers: dict[socket.socket, bytes] = {}
     listener.setblocking(False)
     with selectors.DefaultSelector() as selector, _closing(strangers):

@@ -26,8 +26,8 @@ logger = logging.getLogger("hpstage")
 class ElasticLoop(TorchLoop):
     """The training loop of one TorchTrainable with ``virtual_nodes`` above 1: an :class:`~hpstage.trainable.Elastic`.
 
-    In a gang, all processes train the same steps and so are in the same state after each. What the user's code raises
-    in a virtual node, whichever process trains it, is raised in the leader as it would be without a gang.
+    In a gang, all processes train the same steps and so are in the same state after each. An exception of the user's
+    code in a virtual node is raised in the leader, as without a gang, whichever process trains the node.
     """
 
     def __init__(self, subject: TorchTrainable) -> None:
@@ -78,8 +78,8 @@ class ElasticLoop(TorchLoop):
         with closing(meeting):
             if not 1 <= size <= self.virtual_nodes or size & (size - 1):
                 raise UsageError(
-                    f"a gang of {size} cannot train {self.virtual_nodes} virtual nodes: the number of its processes is "
-                    f"a power of two, and not above that of nodes"
+                    f"a gang of {size} cannot train {self.virtual_nodes} virtual nodes: the number of processes must "
+                    f"be a power of two, and at most the number of nodes"
                 )
             built = self._ready()
             gang = Gang(meeting.form(rank, size, timeout, in_vain), self.virtual_nodes)
@@ -93,14 +93,14 @@ class ElasticLoop(TorchLoop):
 
     def _leave(self) -> None:
         if self._meeting is not None:
-            self._meeting.close()  # nobody is waited for any more
+            self._meeting.close()  # stop waiting for others
             self._meeting = None
         if self._gang is not None:
             self._gang.close()
             self._gang, self._nodes.own, self._nodes.exchange = None, range(self.virtual_nodes), None
 
     def _obey(self, gang: Gang, order: Order) -> None:
-        """Do as the leader does. What is raised there, too, the leader reports."""
+        """Do the same as the leader. If the leader raises the same exception, only the leader reports it."""
         try:
             if order.hp is None:
                 self._looked_at(gang)
@@ -169,13 +169,14 @@ class ElasticLoop(TorchLoop):
         except UsageError:
             raise
         except Exception:
-            logger.debug("the first step of a rehearsal has failed", exc_info=True)  # training will say so
+            logger.debug("the first step of a rehearsal has failed", exc_info=True)  # training will raise it
         else:
             self._rehearse_short(hp)
         self.close()
 
     def _rehearse_short(self, hp: Mapping[str, Scalar]) -> None:
-        """Train the last batch of an epoch, where that is a short one: BatchNorm, say, may not take a single sample."""
+        """Train the last batch of an epoch if it is a short one: BatchNorm, for example, may not accept a single
+        sample."""
         batches = self._data()
         rest = self._rest()
         if not rest or not isinstance(batches, Batches):
@@ -229,8 +230,8 @@ class ElasticLoop(TorchLoop):
         return state
 
     def _besides(self, state: Any) -> dict[str, str]:
-        """Describe what a state contains besides parameters and buffers, which are averaged, and what the optimizer
-        derives from them in one step for all nodes: each virtual node would change it separately."""
+        """Describe the values of a state that virtual nodes would each change separately: all values but parameters and
+        buffers, which are averaged, and the optimizer's own values, which change in one step for all nodes."""
         built, base = self._ready(), self._world.base
         assert base is not None
         averaged = {id(tensor) for tensor in (*built.model.parameters(), *built.model.buffers())}
@@ -266,14 +267,14 @@ class ElasticLoop(TorchLoop):
             )
 
     def _rest(self) -> int:
-        """Return the number of samples of the last batch of an epoch, if that is a short one."""
+        """Return the number of samples of the last batch of an epoch if it is a short one; else 0."""
         batches = self._data()
         if not isinstance(batches, Batches) or batches.cut.end != "short":
             return 0
         return batches.cut.population % self._batch_size
 
     def _count(self) -> int | None:
-        """Return the number of samples of the batch that was taken last, where it is known."""
+        """Return the number of samples of the batch that was taken last, if it is known."""
         batches, before = self._data(), self._before
         self._before = self._samples
         return batches.cut.batch(before, self._batch_size)[1] if isinstance(batches, Batches) else None

@@ -29,10 +29,11 @@ class Share:
 
     Attributes:
         loss: the sum of their losses.
-        gradients: one for each parameter: the sum of dense ones; of sparse ones all rows, in the order of the nodes.
-        buffers: one for each buffer: the mean of floats; whole numbers as they all have them.
+        gradients: one for each parameter: the sum of dense gradients, or all rows of sparse ones, in the order of the
+            nodes.
+        buffers: one for each buffer: the mean of floats, or whole numbers that are equal in all nodes.
         unequal: indices of buffers of whole numbers in which nodes differ.
-        logged: by name, the sum and the number of the values that they have logged.
+        logged: by name, the sum and the number of logged values.
     """
 
     loss: float
@@ -43,13 +44,14 @@ class Share:
 
 
 def combine(left: Share, right: Share, *, into_right: bool = False) -> Share:
-    """Return the share of two neighbouring subtrees of equal size, in the tensors of ``left``, or of ``right``."""
+    """Return the share of two neighbouring subtrees of equal size, in the tensors of ``left``, or of ``right`` if
+    ``into_right``."""
     gradients = [_sum(one, other, into_right) for one, other in zip(left.gradients, right.gradients, strict=True)]
     unequal = set(left.unequal | right.unequal)
     buffers = []
     for index, (one, other) in enumerate(zip(left.buffers, right.buffers, strict=True)):
         if one.is_floating_point() or one.is_complex():
-            # Halves are exact and cannot overflow. Values that nobody has changed stay, infinite ones, too.
+            # Halves are exact and cannot overflow. Equal values stay, also infinite ones.
             buffers.append(torch.where(one == other, one, one / 2 + other / 2))
             continue
         buffers.append(other if into_right else one)
@@ -76,7 +78,7 @@ def _sum(one: Gradient, other: Gradient, into_other: bool) -> Gradient:
 
 
 class Tree:
-    """Combines shares of neighbours as they come, in order, as one fixed tree does."""
+    """Combines shares that are added in the order of their nodes, in one fixed binary tree."""
 
     def __init__(self) -> None:
         self._pending: list[tuple[int, Share]] = []  # (number of leaves, share), each larger than the next
@@ -94,8 +96,8 @@ class Tree:
 
 
 def mean(gradient: Gradient, like: Tensor, nodes: int) -> Tensor | None:
-    """Return the mean over ``nodes`` virtual nodes, a power of two, of what was summed over them: in the layout of the
-    parameter ``like``, so that nothing shows where it was summed; a sparse one coalesced."""
+    """Return the mean of a gradient that was summed over ``nodes`` virtual nodes, a power of two. It has the layout of
+    the parameter ``like``, so that it does not depend on where it was summed. A sparse gradient is coalesced."""
     if gradient is None:
         return None
     if isinstance(gradient, Rows):

@@ -1,4 +1,4 @@
-"""Shared memory: processes of a gang read in place what another one on their host has written."""
+"""Shared memory: a process of a gang reads in place what another process on its host has written."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from itertools import count
 import torch
 
 _TOKEN = 16
-"""Bytes by which a reader sees that it has found the memory it looked for: process ids of containers repeat."""
+"""Number of random bytes that identify a memory to its reader. A process id is not enough, since other containers may
+have the same one."""
 _SERIALS = count(1)
 
 
 class Memory:
-    """Bytes of this process, which grow. They vanish with the last process that has them, however it ends.
+    """Memory of this process that other processes can map; it grows. The system frees it with the last process that has
+    mapped it, however that process ends.
 
     Attributes:
-        fd: its file, by which others of the host can map it; -1 if they cannot.
-        serial: another one each time the file is another one.
+        fd: its file, which other processes on the host can map; -1 if they cannot.
+        serial: a number that changes with the file.
     """
 
     def __init__(self) -> None:
@@ -37,10 +39,10 @@ class Memory:
     def _grow(self, size: int) -> None:
         self.close()
         self.serial = next(_SERIALS)
-        with suppress(OSError, AttributeError):  # no memory is left for files, or the system has none of this kind
+        with suppress(OSError, AttributeError):  # no memory is left for files, or the system has no memfd
             fd = os.memfd_create("hpstage-gang")
             try:
-                # All of it now: writing to what is not there would end the process.
+                # All of it now: a write to memory that cannot be had would end the process.
                 os.posix_fallocate(fd, 0, size)
                 self._bytes, self.fd = torch.frombuffer(mmap.mmap(fd, size), dtype=torch.uint8), fd
                 return
@@ -58,7 +60,7 @@ class Memory:
         self.close()
 
     def sign(self) -> str:
-        """Return where another process can find this memory, and what it reads there."""
+        """Return a text by which another process can find this memory and check that it is this one."""
         token = secrets.token_bytes(_TOKEN)
         self.take(_TOKEN).copy_(torch.frombuffer(bytearray(token), dtype=torch.uint8))
         return json.dumps([os.getpid(), self.fd, token.hex()])
@@ -72,14 +74,14 @@ class Reader:
         self._mapped: dict[int, torch.Tensor] = {}
 
     def can_read(self) -> bool:
-        """Whether the memory can be read here, as it was signed."""
+        """Return whether this process can read the memory, with the bytes that identify it."""
         try:
             return self._fd >= 0 and bytes(self._map(self._fd)[:_TOKEN].numpy()) == bytes.fromhex(self._token)
         except (OSError, ValueError):
             return False
 
     def read(self, fd: int, serial: int, size: int) -> torch.Tensor:
-        """Return the first ``size`` bytes of a memory of that process, where they are."""
+        """Return the first ``size`` bytes of a memory of that process, without a copy."""
         if serial not in self._mapped:
             if len(self._mapped) > 1:
                 del self._mapped[min(self._mapped)]
@@ -87,7 +89,7 @@ class Reader:
         return self._mapped[serial][:size]
 
     def _map(self, fd: int) -> torch.Tensor:
-        # Writable, since torch has no tensors that are not; nobody writes.
+        # Writable, since torch has no read-only tensors; nobody writes.
         own = os.open(f"/proc/{self._pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
             return torch.frombuffer(mmap.mmap(own, os.fstat(own).st_size), dtype=torch.uint8)

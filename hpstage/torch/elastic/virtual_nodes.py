@@ -20,10 +20,10 @@ from hpstage.training.step_log import Noted, log, recording
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
 Failed = tuple[int, Exception]
-"""A virtual node, and what the user's code has raised in it."""
+"""The number of a virtual node, and the exception that the user's code has raised in it."""
 Exchange = Callable[[Share | Failed, Sequence[Tensor], Sequence[Tensor]], Share]
-"""Turns the share of this process's nodes into that of all, given the parameters and buffers that it belongs to; if
-nodes have failed, it raises the error of the first."""
+"""Combines the share of this process's nodes with those of the other processes, given the parameters and buffers that
+it belongs to. If nodes have failed, it raises the error of the first one."""
 
 
 class _Slot:
@@ -51,13 +51,13 @@ class _Slot:
 
 
 class VirtualNodes(StepBackend):
-    """Trains the virtual nodes of a batch that are this process's, by default all, and then makes the optimizer's step.
+    """Trains this process's virtual nodes of a batch, by default all of them, and then makes the optimizer's step.
 
     Attributes:
-        nodes: their number in a batch.
-        own: those that are trained here.
-        exchange: see :data:`Exchange`; ``None`` if all are trained here.
-        seconds: how long this process's nodes have taken, in all.
+        nodes: number of virtual nodes in a batch.
+        own: the virtual nodes that this process trains.
+        exchange: see :data:`Exchange`; ``None`` if this process trains all nodes.
+        seconds: total seconds that this process's nodes have taken.
     """
 
     numerics: ClassVar[str] = "virtual-nodes-v1"
@@ -103,7 +103,7 @@ class VirtualNodes(StepBackend):
                 )
         except BaseException:
             with torch.no_grad():
-                _begin(parameters, slots)  # what a node has left depends on which were trained here
+                _begin(parameters, slots)  # else buffers would depend on which nodes were trained here
             raise
         with torch.no_grad():
             for slot, value in zip(slots, share.buffers, strict=True):
@@ -146,7 +146,7 @@ class VirtualNodes(StepBackend):
             if parameter._version != version:
                 raise UsageError(
                     f"{type(self.subject).__name__}.loss() changes {name}, which each of {self.nodes} virtual nodes "
-                    f"would do for itself: parameters are changed by the optimizer alone"
+                    f"would do for itself: let only the optimizer change parameters"
                 )
         gradients = [_gradient(parameter, name) for parameter, name in parameters.items()]
         return Share(float(loss.detach()), gradients, [slot.read() for slot in slots], logged=noted.sums())
@@ -155,8 +155,8 @@ class VirtualNodes(StepBackend):
 def cut(batch: Any, parts: int, count: int | None = None) -> list[Any]:
     """Return ``parts`` micro-batches of equal length, in order.
 
-    Tensors are cut along their first dimension, lists and tuples of plain values by their items. What a batch nests
-    them in (dicts, lists, tuples, named tuples) is made again for each part.
+    Tensors are cut along their first dimension, lists and tuples of plain values by their items. The dicts, lists,
+    tuples and named tuples that hold them are created again for each part.
 
     Args:
         batch: the batch, as collated.
@@ -219,7 +219,7 @@ def _slots(model: nn.Module) -> Iterator[_Slot]:
     known = set()
     for path, module in model.named_modules():
         for key, buffer in module._buffers.items():
-            # torch itself does not write to what overlaps itself, such as an expanded tensor.
+            # torch does not write to a tensor that overlaps itself, such as an expanded one.
             if buffer is not None and id(buffer) not in known and torch._debug_has_internal_overlap(buffer) != 1:
                 known.add(id(buffer))
                 yield _Slot(f"{path}.{key}" if path else key, module, key, buffer)

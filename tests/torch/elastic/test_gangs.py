@@ -206,7 +206,7 @@ def test_processes_in_different_states_train_nothing_together(followers: Followe
     followers.store.save(key, trained("cnn", stop=1).state_dict(), step=1, parent=None)
     (other,) = followers.first(1)
     other.send(case="cnn", key=key, address=trainable.open_gang("127.0.0.1"), rank=1, size=2)
-    with pytest.raises(GangApart, match=r"not in the same state: number 0 is at sample 16, .* number 1 at sample 8"):
+    with pytest.raises(GangApart, match=r"not in the same state: process 0 is at sample 16, .* process 1 at sample 8"):
         trainable.lead(2, TIMEOUT)
     assert other.answer()["error"] == "GangApart"
     assert digest(trained("cnn", 2, STEPS, trainable).state_dict()) == alone("cnn")
