@@ -1,4 +1,4 @@
-"""Builder: makes the program of a step for a number of members, and uses none that fails its check."""
+"""Builder: builds the program of a step for a number of members, and checks it before it is used."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from hpstage.torch.trainable import TorchTrainable
 logger = logging.getLogger("hpstage")
 
 _SEEN = 4096
-_SEEDS = (1, 2)  # of the members on which a program is planned, and on which it is checked
+_SEEDS = (1, 2)  # of the made-up members to plan a program with, and to check it with
 
 
 class Builder:
-    """Makes the programs of one trainable on one device: one trace for each shape of batches, and from its rest a
-    program for each number of members.
+    """Builds the programs of one trainable on one device. Each shape of batches has one trace; the rest of the trace,
+    without its prefix, has one program for each number of members.
 
     Args:
-        subject: whose ``update()`` is trained.
+        subject: the trainable whose ``update()`` is trained.
         effects: see :class:`hpstage.torch.backends.stacked.tracing.Tracer`.
     """
 
@@ -43,9 +43,9 @@ class Builder:
         self.frozen = Frozen()
         self.outputs = Outputs()
         self.divided: Callable[[Trace], Divided] = cache(divide)
-        """Returns a step as its prefix and the rest."""
+        """Divides a step into its prefix and the rest."""
         self.worth: Callable[[Divided], Worth] = cache(lambda step: Worth(partial(_in_common, step.rest)))
-        """Returns what is known of the programs of the rest of a step."""
+        """Returns the known seconds of the programs of the rest of a step."""
         self._programs: dict[tuple[Divided, int, frozenset[int]], Program] = {}
         self._tried = Tried()
         alone = device.type == "cpu" and torch.get_num_threads() == 1
@@ -64,9 +64,9 @@ class Builder:
 
         Args:
             example: a member's inputs, without results of the prefix.
-            shared: indices of those that are one tensor for all members, and :data:`STREAM` if all draw the same
-                numbers. That makes no difference to their bits: what depends on them alone is computed once as each
-                would compute it.
+            shared: indices of the inputs that are one tensor for all members, and :data:`STREAM` if all members draw
+                the same random numbers. Values that depend only on these are computed once, by the operations that each
+                member would use. So no member's bits change.
         """
         key = (step, width, shared)
         if key not in self._programs:
@@ -82,7 +82,7 @@ class Builder:
     def programs(
         self, step: Divided, form: Form, example: Callable[[], Sequence[Tensor]], most: int | None
     ) -> list[Program]:
-        """Return the programs by which the members of a step are trained, one after the other.
+        """Return the programs that together train all members of a step, in the order of the members.
 
         Args:
             example: returns a member's inputs, without results of the prefix.
@@ -101,7 +101,7 @@ class Builder:
                     self.program(step, further, example(), shared)
                 self.worthwhile = max(self.worthwhile, further)
             except NotStackable as error:
-                logger.debug("%s: they are divided into other programs", error)
+                logger.debug("%s: the members are divided among other programs", error)
                 worth.refused((further, shared))
         return [self._programs[step, *part] for part in worth.division(form, most)]
 
@@ -115,9 +115,9 @@ class Builder:
         raise NotStackable(f"the bits of a step of {width} members differ from those of {width} separate steps")
 
     def _agrees(self, step: Divided, made: Program, example: Sequence[Tensor]) -> bool:
-        """Return whether a program gives each of some other members the result that the member has without the
+        """Return whether a program gives each member of a second set the result that the member has without the
         others."""
-        alone = self.program(step, 1, example)  # before there are members here, which take memory
+        alone = self.program(step, 1, example)  # first, since the members below take memory
         members = _probes(step, example, made.width, _SEEDS[1], made.shared)
         states = self._streams(made.width, made.shared).states
         together = _run(step.rest, made, members, Streams(self.device, states))
@@ -137,7 +137,7 @@ class Builder:
 
 
 def _in_common(trace: Trace, shared: frozenset[int]) -> float:
-    """Return which part of the heavy operations of a step are done once where members have inputs in common."""
+    """Return the share of a step's heavy operations that are done once if members have these inputs in common."""
     heavy = [node for node in trace.graph.nodes if is_heavy(node)]
     return len(once_of(trace, shared).intersection(heavy)) / len(heavy) if heavy else 0.0
 
@@ -161,14 +161,14 @@ def _probes(
         return members
     places = {name: trained + index for index, name in enumerate(trace.kept)}
     reads = [places[name] for name in step.prefix.frozen] + [len(example) - batch + i for i in step.prefix.batch]
-    # Members may have in common what the prefix gives though they differ in what it reads: an unused row, for one.
+    # Members may have the prefix's results in common though its inputs differ, for example in an unused row.
     common = list(step.prefix.run(*(first[i] for i in reads))) if len(example) in shared else None
     return [[*member, *(common or step.prefix.run(*(member[i] for i in reads)))] for member in members]
 
 
 def _is_varied(tensor: Tensor) -> bool:
-    """Return whether most numbers of a tensor differ from one another. Then two ways of computing that differ will show
-    it on this tensor, as on random numbers."""
+    """Return whether most numbers of a tensor differ from one another. Such a tensor shows a difference between two
+    ways of computing as well as random numbers do."""
     if not tensor.is_floating_point() or not tensor.is_contiguous():
         return False
     some = tensor.view(-1)[:: max(1, tensor.numel() // _SEEN)]

@@ -26,10 +26,11 @@ from hpstage.torch.backends.stacked.tracing import Trace
 
 
 class Member:
-    """A model with its optimizer, which a bundle trains in their place until it writes into them.
+    """A model with its optimizer. A bundle trains copies of their tensors, and writes these back by
+    :meth:`Bundle.sync`.
 
     Args:
-        trace: of its next step, if that is known.
+        trace: the trace of its next step, if known.
 
     Raises:
         NeedsPython: there is no stacked form of the optimizer.
@@ -43,14 +44,14 @@ class Member:
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         self._form += [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
         self.frozen: dict[str, Tensor] = {}
-        """Copies of its tensors that steps leave as they are, which others may have in common with it; its model has
-        their values."""
+        """Copies of the tensors that steps do not change, by name. Other members may share them; the model has the same
+        values."""
         self.taken = 0
-        """Steps since it joined."""
+        """Number of steps since the member joined."""
         self.trace: Trace | None = trace
-        """The trace of its step on batches of the shape that it had last."""
+        """The trace of its step on batches of the last shape."""
         self._steps: dict[int, int] = {}
-        """Steps of each param group, by the optimizer's state."""
+        """Number of steps of each param group, as the optimizer's state counts them."""
         device = next(iter(self.parameters.values())).device
         self.stream: Tensor = generator_of(device).get_state()
         """The state of torch's generator from which the next step draws. Set it before each step."""
@@ -77,8 +78,8 @@ class Member:
         return self.parameters | dict(self.model.named_buffers())
 
     def state(self, index: int, names: Sequence[str]) -> list[list[Tensor] | None]:
-        """Return the optimizer's tensors for the trained parameters of a group, by what they are; None before its first
-        step."""
+        """Return the optimizer's tensors for the trained parameters of a group, one list for each name in
+        ``Formula.state``; None before the first step."""
         formula = self.formulas[index]
         states = [self.optimizer.state.get(self.parameters[name], {}) for name in names]
         found = set()
@@ -93,7 +94,7 @@ class Member:
     def write(
         self, index: int, names: Sequence[str], weights: Sequence[Tensor], state: Sequence[Sequence[Tensor]]
     ) -> None:
-        """Write a group's parameters and what the optimizer knows of them."""
+        """Write a group's parameters and the optimizer's state for them."""
         formula = self.formulas[index]
         with torch.no_grad():
             for position, name in enumerate(names):
@@ -119,12 +120,12 @@ class Member:
 
 
 class Bundle:
-    """Members that are trained as one. A member's bits depend on nothing but itself: neither on how many there are, nor
-    on its slot, nor on the others. A bundle of one member is the reference.
+    """Members that are trained as one. A member's bits depend only on the member itself: not on the number of members,
+    its slot or the other members. A bundle of one member is the reference.
 
     Args:
         builder: makes the programs of one trainable; bundles of the same trainable may share it.
-        trace: of its first step, if that is known.
+        trace: the trace of its first step, if known.
     """
 
     def __init__(self, builder: Builder, trace: Trace | None = None) -> None:
@@ -133,7 +134,7 @@ class Bundle:
         """The members in the order of their slots. A new member takes the last slot; if one leaves, later ones move
         up."""
         self._trace: Trace | None = None
-        self._groups: dict[int, FlatGroup] = {}  # by their place in the optimizer
+        self._groups: dict[int, FlatGroup] = {}  # by the index of the param group
         self._kept: list[list[Tensor]] = []
         self._prepared: object = None
         self._common: Common | None = None
@@ -149,15 +150,15 @@ class Bundle:
         """Add a member in a new last slot. Until it leaves, its model and its optimizer are not up to date.
 
         Args:
-            trace: of its next step, if that is known.
+            trace: the trace of its next step, if known.
 
         Raises:
-            NotStackable: there is no stacked form of its optimizer, or it is of another kind than the others'.
+            NotStackable: there is no stacked form of its optimizer, or the member differs in kind from the others.
         """
         member = Member(model, optimizer, trace)
         if self.members and not member.steps_like(self.members[0]):
             raise NotStackable(
-                "the members' models differ, or their optimizers in more than the values of their hyperparameters"
+                "the members' models differ, or their optimizers differ in more than the values of hyperparameters"
             )
         if self._trace is not None:
             self._enter(member)
@@ -166,8 +167,8 @@ class Bundle:
         return member
 
     def leave(self, member: Member) -> None:
-        """Write a member's state into its model and its optimizer, and continue without it. If that fails, for lack of
-        memory, all is as before."""
+        """Write a member's state into its model and its optimizer, and continue without it. If memory runs out, nothing
+        is changed."""
         slot = self.members.index(member)
         self.sync(member)
         self._take([(group, group.without(slot)) for group in self._groups.values()])
@@ -179,7 +180,7 @@ class Bundle:
 
     @property
     def trace(self) -> Trace | None:
-        """The trace of the bundle's last step, or of its first one before that, if known."""
+        """The trace of the bundle's last step; before the first step, the trace that was given for it, if any."""
         return self._first if self._trace is None else self._trace
 
     def give_up(self) -> None:
@@ -208,7 +209,7 @@ class Bundle:
         Args:
             batches: one for each member, with equal :func:`shape_key`.
             hp: all hyperparameters of each member at this step.
-            most: how many are trained as one at most, or fewer where programs of more would not pay for being built.
+            most: maximum number of members trained as one. Fewer are if a larger program is not worth building.
                 ``None``: all of them.
 
         Returns:
@@ -241,7 +242,7 @@ class Bundle:
                 first = sum(of.program.width for of in done)
                 done.append(self._run(divided, program, slice(first, first + program.width), values, columns))
             numbers = {index: self._numbers_of(index) for index in self._groups}
-            for of in done:  # once none of them can fail
+            for of in done:  # only now, since none of the programs can fail any more
                 self._take_step(of, numbers)
         losses, self._kept, logged = _joined(done)
         work = [FrozenWork(1, int(its.found), its.seconds if its.found else 0.0) for its in ahead]
@@ -261,7 +262,7 @@ class Bundle:
         kept = self._kept if whole else [value[slots] for value in self._kept]
         inputs: list[Any] = [weight for group in self._groups.values() for weight in group.stacked(slots)]
         inputs += kept
-        inputs += values if whole else [value[slots].clone() for value in values]  # as aligned as for all
+        inputs += values if whole else [value[slots].clone() for value in values]  # copied, to be aligned
         inputs += columns if whole else [column[slots] for column in columns]
         for index in program.shared - {STREAM}:
             inputs[index] = inputs[index][0]
@@ -282,7 +283,7 @@ class Bundle:
             member.count_step()
 
     def _ahead(self, prefix: Prefix | None, columns: Sequence[Sequence[Tensor]]) -> list[Ahead]:
-        """Return what the prefix of the step gives on each member's batch."""
+        """Return the results of the step's prefix on each member's batch."""
         if prefix is None:
             return []
         frozen = [[member.frozen[name] for name in prefix.frozen] for member in self.members]
@@ -291,9 +292,9 @@ class Bundle:
             return self._builder.outputs.of(prefix, frozen, batches)
 
     def _ready(self, shape: object, batches: Sequence[Any], hp: Sequence[Mapping[str, Scalar]]) -> Trace:
-        """Return the trace for these batches: as long as nothing but numbers changes, the one before."""
+        """Return the trace for these batches: the previous one, as long as only numbers change."""
         if not all(member.fits() for member in self.members):
-            raise NotStackable("momentum or weight decay has become zero, or is no longer: leave, and join again")
+            raise NotStackable("momentum or weight decay has become zero or nonzero: leave, and join again")
         if self._trace is not None:
             self._trace.check_constants()
         if self._prepared != shape:
@@ -307,7 +308,7 @@ class Bundle:
         tracer = self._builder.tracer
         traces = []
         for member, batch, of in zip(self.members, batches, hp, strict=True):
-            # As long as nothing but numbers changes, that of a member is the one before, whoever joins or leaves.
+            # A member keeps its trace as long as only numbers change, whoever joins or leaves.
             if member.trace is None or not member.trace.fits(of):
                 try:
                     member.trace = tracer.trace(member.model, member.optimizer, batch, of)
@@ -317,7 +318,7 @@ class Bundle:
             traces.append(member.trace)
         trace, *others = traces
         if any(other is not trace for other in others):
-            raise NotStackable("the members' models, or hyperparameters that are no floats, differ: so do their steps")
+            raise NotStackable("the members' steps differ, since their models or non-float hyperparameters differ")
         if self._trace is None:
             self._allocate(trace)
         elif (self._trace.trained, self._trace.kept) != (trace.trained, trace.kept):
@@ -328,7 +329,8 @@ class Bundle:
         return trace
 
     def _freeze(self, trace: Trace) -> None:
-        """Copy the tensors that later steps do not change, since earlier steps may have changed them."""
+        """Replace the tensors that steps no longer change by copies that members may share. Earlier steps may have
+        changed them."""
         for index, name in enumerate(trace.kept):
             if name not in trace.unchanged:
                 for member in self.members:
@@ -336,7 +338,7 @@ class Bundle:
                 continue
             for member, part in zip(self.members, self._kept[index], strict=True):
                 if name not in member.frozen:
-                    member.write_kept({name: part})  # sync() leaves out what is frozen
+                    member.write_kept({name: part})  # sync() leaves out frozen tensors
                     member.frozen[name] = self._builder.frozen.copy_of(name, part)
             self._kept[index] = [member.frozen[name] for member in self.members]
 
@@ -348,11 +350,11 @@ class Bundle:
         hp: Sequence[Mapping[str, Scalar]],
         most: int | None,
     ) -> list[Program]:
-        """Return the programs for what members have in common in this step.
+        """Return the programs for the inputs that members have in common in this step.
 
         Args:
-            columns: of each tensor of a batch, and then of each result of the prefix, the members'.
-            batch: the first member's.
+            columns: for each tensor of the batch, and then for each result of the prefix, those of all members.
+            batch: the first member's batch.
         """
         common = self._common
         assert common is not None
@@ -381,7 +383,7 @@ class Bundle:
             self._enter(member)
 
     def _enter(self, member: Member) -> None:
-        """Take over a member's tensors, into a new last slot; if that fails, for lack of memory, all is as before."""
+        """Copy a member's tensors into a new last slot. If memory runs out, nothing is changed."""
         assert self._trace is not None
         rows = []
         for index, group in self._groups.items():

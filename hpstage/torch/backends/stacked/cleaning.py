@@ -1,4 +1,4 @@
-"""Removing operations from a recorded graph that do nothing without side effects, and values once they are used."""
+"""Clean-up of a recorded graph: it removes operations that have no effect, and values after their last use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _FILLED: dict[Any, Any] = {
 
 
 def lift_constants(recorded: GraphModule) -> tuple[Graph, list[Any]]:
-    """Return a recorded graph with its constants as further inputs, and these constants, most often tensors."""
+    """Turn the constants of a recorded graph into further inputs. Return the graph and the constants, most often
+    tensors."""
     graph = recorded.graph
     graph.set_codegen(CodeGen())  # its inputs are flat
     inputs: dict[Any, Node] = {}
@@ -43,8 +44,8 @@ def lift_constants(recorded: GraphModule) -> tuple[Graph, list[Any]]:
 
 
 def without_mutations(graph: Graph, inputs: Sequence[Tensor]) -> Graph:
-    """Return the graph itself, if none of its operations writes to a tensor; else one that is recorded again without
-    such operations, and computes the same."""
+    """Return a graph that computes the same without operations that write to tensors: the graph itself if it has none,
+    else a new recording."""
     if not any(node.target._schema.is_mutable for node in graph.nodes if isinstance(node.target, OpOverload)):
         return graph
     run = partial(Interpreter(GraphModule({}, graph)).run, enable_io_processing=False)
@@ -54,7 +55,7 @@ def without_mutations(graph: Graph, inputs: Sequence[Tensor]) -> Graph:
 def clean(graph: Graph) -> None:
     """Remove copies and aliases, which are equal to their originals, and all operations on which no output depends."""
     for node in list(graph.nodes):
-        if isinstance(node.target, OpOverload) and None in node.kwargs.values():  # of stated defaults: the same call
+        if isinstance(node.target, OpOverload) and None in node.kwargs.values():  # explicit defaults change no call
             optional = {argument.name for argument in node.target._schema.arguments if argument.has_default_value()}
             node.kwargs = {k: v for k, v in node.kwargs.items() if v is not None or k not in optional}
         if node.op == "call_function" and node.target in _SAME and _form(node) == _form(node.args[0]):
@@ -73,14 +74,16 @@ def clean(graph: Graph) -> None:
 
 
 def is_random(node: Node) -> bool:
-    """Return whether an operation draws from torch's generator: then it must take place even if nothing uses it."""
+    """Return whether an operation draws from torch's generator. If so, it must be done even if nothing uses its
+    result."""
     if node.target is _aten._scaled_dot_product_flash_attention_for_cpu.default and not any(node.args[3:4]):
         return False  # without dropout
     return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 def last_uses(graph: Graph) -> dict[Node, list[Node]]:
-    """Return, for each node, those whose values are used there for the last time; itself if nothing uses its value."""
+    """Return, for each node, the nodes whose values it is the last to use; a node whose value nothing uses counts as
+    its own last user."""
     seen: set[Node] = set()
     last: dict[Node, list[Node]] = {}
     for node in reversed(list(graph.nodes)):

@@ -1,8 +1,7 @@
-"""Inputs that members have in common: tensors that no step changes, equal in their bytes, one batch and one stream of
-random numbers for all.
+"""Inputs that members have in common: tensors that no step changes, the batch, and the stream of random numbers.
 
-It is found by its bytes alone. So a member's bits are the same whatever others have in common with it: a value that
-depends on nothing else is computed once, by the operations that each member alone would compute it with.
+Inputs are in common if their bytes are equal. A value that depends only on such inputs is computed once, by the
+operations that each member would use. So a member's bits do not depend on the inputs that it has in common with others.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ class Frozen:
     """Holds one copy of each tensor that steps do not change, for all members whose own tensor is equal to it."""
 
     def __init__(self) -> None:
-        self._copies: WeakValueDictionary[str, Tensor] = WeakValueDictionary()  # members hold them
+        self._copies: WeakValueDictionary[str, Tensor] = WeakValueDictionary()  # members keep the copies alive
 
     def copy_of(self, name: str, tensor: Tensor) -> Tensor:
-        """Return the copy of a tensor, which nobody changes."""
+        """Return the common copy of a tensor. The copy must not be changed."""
         tensor = tensor.detach()
         known = self._copies.get(name)
         if known is None or not same_bytes(known, tensor.contiguous()):
@@ -54,14 +53,15 @@ class Common:
         self._with_all = self._with_batch | ({STREAM} if any(map(is_random, trace.graph.nodes)) else set())
         more = once_of(trace, self._with_all) - once_of(trace, self._shared)
         self._batch_matters = width > 1 and any(map(is_heavy, more))
-        """Whether much is computed of a batch and random numbers that depends on nothing else that members differ
-        in: without random numbers, that is the prefix."""
+        """Whether heavy operations depend only on the batch, random numbers and tensors in common. (Operations that
+        need no random numbers are mostly in the prefix already.)"""
 
     def of(self, batch: Sequence[Sequence[Tensor]], streams: Sequence[Tensor]) -> frozenset[int]:
-        """Return the indices of these inputs, and :data:`STREAM` if it is in common, in a step on this batch.
+        """Return the indices of the inputs in common in a step on this batch, with :data:`STREAM` if the members'
+        streams are equal.
 
         Args:
-            batch: of each of its tensors, the members'.
+            batch: for each tensor of the batch, those of all members.
             streams: the members' states of torch's generator.
         """
         if not self._batch_matters or not all(map(_is_one, batch)):

@@ -1,8 +1,8 @@
 """Convolutions and pooling of images, as operations that several members can share on a CPU.
 
-Members are groups of one convolution, in channels-last memory: each has few channels, of which alone a vector would
-hold few, and a call for each costs as much as what it computes. Gradients of large images, and of those with many
-channels, are torch's.
+Members become the groups of one convolution, in channels-last memory. A single member has too few channels to fill a
+vector, and a call for each member would cost as much as its computation. Gradients of large images, and of images with
+many channels, are computed by torch.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _aten = torch.ops.aten
 _CHANNELS = 16
 """A convolution of one member with at least this many input channels fills its vectors."""
 _PIXELS = 256
-"""Pixels of an image up to which the gradients of a pair take at most 1.5 times as long as torch's of one, and each of
-eight about half as long (measured)."""
+"""Maximum number of pixels of an image: up to it, the gradients of two members take at most 1.5 times as long as
+torch's for one, and those of eight take about half as long for each (measured)."""
 
 
 def substitute(graph: Graph) -> None:
-    """Put the operations of this module where they compute the same as torch's."""
+    """Replace torch's operations by those of this module that compute the same."""
     for node in graph.nodes:
         if node.target is _aten.convolution_backward.default and _is_small(node):
             node.target = gradients
@@ -48,7 +48,8 @@ def _is_small(backward: Node) -> bool:
 
 
 def convolution(images: Tensor, weights: Tensor, biases: Tensor | None, *options: Any) -> Tensor:
-    """Return what ``aten.convolution`` gives for each member; the first dimension of all tensors is the members'."""
+    """Return the result of ``aten.convolution`` for each member. The first dimension of all tensors is that of the
+    members."""
     *geometry, groups = options
     biases = None if biases is None else biases.flatten()
     width = len(images)
@@ -60,7 +61,7 @@ def convolution(images: Tensor, weights: Tensor, biases: Tensor | None, *options
 def gradients_of_all(
     outer: Tensor, images: Tensor, weights: Tensor, bias_sizes: Sequence[int] | None, *options: Any
 ) -> tuple[Tensor | None, ...]:
-    """Return what ``aten.convolution_backward`` gives for each member; see :func:`convolution`."""
+    """Return the result of ``aten.convolution_backward`` for each member; see :func:`convolution`."""
     width = len(images)
     of_images, *of_others = _gradients(
         _as_channels(outer), _as_channels(images), weights.flatten(0, 1), width, bias_sizes, *options
@@ -72,8 +73,8 @@ def gradients_of_all(
 
 
 def gradients(outer: Tensor, images: Tensor, weights: Tensor, *options: Any) -> tuple[Tensor | None, ...]:
-    """Return what ``aten.convolution_backward`` gives, but for rounding: as for two equal members, since from two on,
-    their number shows in no bit."""
+    """Return the result of ``aten.convolution_backward``, except for rounding. It is computed as for two equal members:
+    from two on, the number of members changes no bit."""
     of_images, *of_others = _gradients(_twice(outer), _twice(images), torch.cat([weights, weights]), 2, *options)
     return (
         None if of_images is None else of_images[:, : images.shape[1]].contiguous(),
@@ -92,7 +93,8 @@ def _gradients(
 
 
 def max_pool(images: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    """Return what ``aten.max_pool2d_with_indices`` gives: in channels-last memory it takes vectors, and no branches."""
+    """Return the result of ``aten.max_pool2d_with_indices``, computed in channels-last memory: with vectors, and
+    without branches."""
     values, places = _aten.max_pool2d_with_indices.default(
         images.contiguous(memory_format=torch.channels_last), *options
     )
@@ -100,7 +102,7 @@ def max_pool(images: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
 
 
 def max_pool_gradients_of_all(outer: Tensor, images: Tensor, *options: Any) -> Tensor:
-    """Return what ``aten.max_pool2d_with_indices_backward`` gives for each member; see :func:`convolution`."""
+    """Return the result of ``aten.max_pool2d_with_indices_backward`` for each member; see :func:`convolution`."""
     *geometry, places = options
     flat = (tensor.flatten(0, 1) for tensor in (outer, images))
     inner = _aten.max_pool2d_with_indices_backward.default(*flat, *geometry, places.flatten(0, 1))
@@ -108,8 +110,8 @@ def max_pool_gradients_of_all(outer: Tensor, images: Tensor, *options: Any) -> T
 
 
 def samples_of_all(function: Any, count: int, *args: Any, **kwargs: Any) -> Any:
-    """Return what a function gives for each member, of whose arguments the first ``count`` hold samples, and all others
-    are the same for all members."""
+    """Return the result of a function for each member. Its first ``count`` arguments hold samples; all others are the
+    same for all members."""
     width = len(args[0])
     results = function(*(tensor.flatten(0, 1) for tensor in args[:count]), *args[count:], **kwargs)
     if isinstance(results, Tensor):
@@ -122,7 +124,7 @@ def _split(joint: Tensor, width: int) -> Tensor:
 
 
 def _as_channels(images: Tensor) -> Tensor:
-    """Return members' images as images whose channels are those of all members, in channels-last memory."""
+    """Return the members' images as joint images that have the channels of all members, in channels-last memory."""
     width, count, channels, height, breadth = images.shape
     joint = images.permute(1, 3, 4, 0, 2).contiguous()
     return joint.view(count, height, breadth, width * channels).permute(0, 3, 1, 2)

@@ -21,11 +21,12 @@ from hpstage.training.step_log import checked_name, recording, snapshot
 
 
 class OneStep:
-    """Calls ``subject.update()`` and returns the loss, the gradients it would step with, all other tensors of the
-    model's, and the tensors that it logs. The model, the optimizer and the batch stay as they are.
+    """Calls ``subject.update()`` and returns the loss, the gradients that the optimizer would step with, all other
+    tensors of the model, and the tensors that are logged. The model, the optimizer and the batch stay as they are.
 
     Raises:
-        NeedsPython: the optimizer trains what the model does not have, or gradients are seen by hooks.
+        NeedsPython: the optimizer trains parameters that the model does not have, or a parameter has hooks on its
+            gradient.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class OneStep:
             if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
                 raise NeedsPython(f"the parameter {name} has hooks, which a stack would not call")
         self.groups: dict[str, int] = {}
-        """The param group of each parameter that the optimizer has."""
+        """The index of the param group of each parameter that the optimizer trains, by name."""
         for index, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
                 if id(parameter) not in self._names:
@@ -55,7 +56,7 @@ class OneStep:
         self.state = {name: lazy_copies.clone(tensor) for name, tensor in tensors.items()}
         self._leaves, self._spec = pytree.tree_flatten(batch)
         self.tensors = [leaf.detach().clone() for leaf in self._leaves if isinstance(leaf, Tensor)]
-        dtype = next(iter(self._parameters.values())).dtype  # of double precision, numbers would make tensors so
+        dtype = next(iter(self._parameters.values())).dtype  # else numbers could turn results into float64
         self.values = {name: torch.tensor(value, dtype=dtype) for name, value in hp.items() if type(value) is float}
         self.left = {
             name: torch.zeros_like(self.state[name])
@@ -67,7 +68,7 @@ class OneStep:
         self.stepped: list[str] = []
         """Parameters that had gradients in the last call, by name."""
         self.logged: list[tuple[str, float | None]] = []
-        """What the last call has logged: names, and numbers that are no tensors."""
+        """The logs of the last call: names and numbers, with None for the number if a tensor was logged."""
 
     def __call__(
         self,
@@ -158,7 +159,7 @@ class _Holder(nn.Module):
 
 
 class StandInOptimizer:
-    """Notes the gradients that an optimizer would step with, by the parameters' names."""
+    """Records the gradients that an optimizer would step with, by the parameters' names."""
 
     def __init__(
         self, who: str, optimizer: torch.optim.Optimizer, leaves: dict[str, Tensor], names: Mapping[int, str]
@@ -206,13 +207,13 @@ _LEAVES_TORCH = {"numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "stor
 
 
 class Recorded(TorchFunctionMode):
-    """Refuses what a recording would not see, or not repeat: values that leave torch, changes to tensors of nobody's,
-    and parameters that are used after the optimizer's step, where they still have their values from before it.
+    """Refuses operations that a recording would not see or not repeat: values that leave torch, changes to tensors that
+    do not belong to the step, and uses of parameters after the optimizer's step, when they still have their old values.
 
     Args:
-        own: tensors of the step: parameters, buffers, the batch. Tensors that it makes are added.
-        numbers: tensors that stand for numbers. What code makes of numbers alone is a number as well, and is not
-            changed in place.
+        own: tensors of the step: parameters, buffers, the batch. Tensors that the step creates are added.
+        numbers: tensors that stand for numbers. A value that code computes only from numbers is also a number, and is
+            not changed in place.
     """
 
     def __init__(
@@ -252,16 +253,16 @@ class Recorded(TorchFunctionMode):
             raise
         for tensor in _flat(result):
             if isinstance(tensor, Tensor) and id(tensor) not in self._foreign:
-                self._own[id(tensor)] = tensor  # held, so that no other has its identity
+                self._own[id(tensor)] = tensor  # held, so that no other tensor gets its id
                 if of_numbers and hasattr(Tensor, name):
                     self._numbers[id(tensor)] = tensor
         return result
 
     def check(self) -> None:
-        """Look, at the end, whether anything else has been changed after all, or an error has been caught."""
+        """Raise an error if another tensor was changed after all, or if an error of torch's was caught."""
         if self._error is not None:
             caught = f"{self._who} catches an error of torch's, {first_line(self._error)}"
-            # An error for the values at hand says nothing of other values, with which others may have been recorded.
+            # An error that depends on the present values does not rule out a recording with other values.
             raise (NeedsPython if needs_value(self._error) else NotStackable)(caught)
         if any(tensor._version != version for tensor, version in self._foreign.values()):
             self._refuse("an operation")
@@ -276,7 +277,7 @@ def needs_value(error: Exception) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """Return what an error says, in a line."""
+    """Return an error's message in one line."""
     if needs_value(error):
         return "Python looks at a tensor's value"
     lines = str(error).strip().splitlines()
@@ -300,18 +301,18 @@ def _flat(value: Any) -> Iterator[Any]:
 
 
 class StandInValues(Mapping[str, Any]):
-    """Hyperparameters while ``update()`` is traced: floats are tensors without dimensions, so that members may differ
-    in them; all others are themselves, and then members may not."""
+    """Hyperparameters while ``update()`` is traced. Floats are 0-dimensional tensors, so that members may differ in
+    them. All other values stay as they are, and must be equal for all members."""
 
     def __init__(self, hp: Mapping[str, Scalar]) -> None:
         self._hp = dict(hp)
         self.tensors: Mapping[str, Tensor] | None = None
-        """What stands for floats, or None: then these are themselves, too."""
+        """The tensors that stand for floats; None if floats stay as they are, too."""
         self.fixed: dict[str, Scalar] = {}
         self.absent: set[str] = set()
         """Names that were looked up, but do not exist."""
         self.listed = False
-        """Whether it matters which names there are."""
+        """Whether the step has listed the names, so that it may depend on all of them."""
         self._last: str | None = None
 
     def __getitem__(self, name: str) -> Any:
@@ -334,7 +335,8 @@ class StandInValues(Mapping[str, Any]):
         return len(self._hp)
 
     def fits(self, hp: Mapping[str, Scalar]) -> bool:
-        """Return whether the step reads the same from other hyperparameters, not counting those read as tensors."""
+        """Return whether the step would read the same values from these hyperparameters, except for those read as
+        tensors."""
         return (
             all(name in hp and (type(hp[name]), hp[name]) == (type(v), v) for name, v in self.fixed.items())
             and self.absent.isdisjoint(hp)
@@ -348,5 +350,5 @@ class StandInValues(Mapping[str, Any]):
         return fixed, self.absent, self._hp.keys() if self.listed else None
 
     def blamed(self) -> str:
-        """Return what an error may come from: the float that was read last."""
-        return "" if self._last is None else f", perhaps for the hyperparameter {self._last!r}, here a tensor"
+        """Return a hint to the possible cause of an error: the float that was read last."""
+        return "" if self._last is None else f", perhaps since the hyperparameter {self._last!r} is a tensor here"

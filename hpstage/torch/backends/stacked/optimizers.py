@@ -1,8 +1,9 @@
-"""SGD, Adam and AdamW on stacked parameters, in the order of operations of torch's single-tensor implementations: the
-parameters and the state of all members are in one tensor each for a param group.
+"""SGD, Adam and AdamW on stacked parameters, in the order of operations of torch's single-tensor implementations.
 
-All hyperparameters are numbers per member: tensors of shape (members, 1). What does not depend on tensors is computed
-in Python, as torch does, and rounded once.
+For each param group, the parameters of all members are in one tensor, and so is each kind of state.
+
+Hyperparameters are tensors of shape (members, 1). Numbers that do not depend on tensors are computed in Python, as in
+torch, and rounded once.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Formula(ABC):
 
     @abstractmethod
     def fits(self, group: Group) -> bool:
-        """Return whether this is still the formula, with the group's present values."""
+        """Return whether this formula still applies, with the group's present values."""
 
     @abstractmethod
     def numbers(self, group: Group, steps: int) -> Sequence[float]:
@@ -49,7 +50,7 @@ class Formula(ABC):
 
 @dataclass(frozen=True)
 class SGD(Formula):
-    """https://docs.pytorch.org/docs/stable/generated/torch.optim.SGD.html"""
+    """SGD, see https://docs.pytorch.org/docs/stable/generated/torch.optim.SGD.html"""
 
     momentum: bool
     nesterov: bool
@@ -65,7 +66,7 @@ class SGD(Formula):
 
     def numbers(self, group: Group, steps: int) -> Sequence[float]:
         momentum, dampening = float(group["momentum"]), float(group["dampening"])
-        kept, added = (momentum, 1 - dampening) if steps else (0.0, 1.0)  # the first gradient is the buffer
+        kept, added = (momentum, 1 - dampening) if steps else (0.0, 1.0)  # the first gradient becomes the buffer
         return -float(group["lr"]), float(group["weight_decay"]), kept, added, momentum
 
     def step(self, weight: Tensor, gradient: Tensor, state: Sequence[Tensor], numbers: Sequence[Tensor]) -> None:
@@ -81,7 +82,7 @@ class SGD(Formula):
 
 @dataclass(frozen=True)
 class Adam(Formula):
-    """https://docs.pytorch.org/docs/stable/generated/torch.optim.Adam.html, and AdamW, whose decay is decoupled."""
+    """Adam, see https://docs.pytorch.org/docs/stable/generated/torch.optim.Adam.html, and AdamW (decoupled decay)."""
 
     weight_decay: bool
     decoupled: bool
@@ -120,10 +121,10 @@ class Adam(Formula):
 
 
 def formula_of(optimizer: torch.optim.Optimizer, group: Group) -> Formula:
-    """Return the formula of a param group. Two members can be stacked if theirs are equal.
+    """Return the formula of a param group. Two members can be stacked if their formulas are equal.
 
     Raises:
-        NeedsPython: there is none for this optimizer, or for one of its options.
+        NeedsPython: there is no formula for this optimizer, or for one of its options.
     """
     name = type(optimizer).__name__
     for option in ("amsgrad", "maximize", "differentiable"):
@@ -137,7 +138,7 @@ def formula_of(optimizer: torch.optim.Optimizer, group: Group) -> Formula:
     if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
         decoupled = type(optimizer) is torch.optim.AdamW or bool(group.get("decoupled_weight_decay"))
         return Adam(weight_decay=decays, decoupled=decoupled)
-    raise NeedsPython(f"{name} has no stacked form: SGD, Adam and AdamW do")
+    raise NeedsPython(f"{name} has no stacked form; SGD, Adam and AdamW have one")
 
 
 @dataclass(frozen=True)
@@ -183,8 +184,8 @@ class FlatGroup:
         self._pads = [example.new_zeros(-(-place.numel // VECTOR) * VECTOR - place.numel) for place in self.places]
 
     def with_row(self, weights: Sequence[Tensor], state: Sequence[Sequence[Tensor] | None]) -> Rows:
-        """Return the tensors with a member in a new last slot. ``state`` has tensors by parameter for each name of the
-        formula's, or None where there are none yet."""
+        """Return the tensors with a member in a new last slot. ``state`` has, for each name in ``Formula.state``, the
+        tensors by parameter, or None if there are none yet."""
         weight = torch.cat([self.weight, self._row(weights)])
         zeros = self.weight.new_zeros((1, self.weight.shape[1]))
         return weight, [

@@ -1,13 +1,14 @@
-"""Cached outputs of the prefix of a step on earlier batches, for later epochs and other trials.
+"""Cached results of a step's prefix on earlier batches, for later epochs and other trials.
 
-Values are kept by sample, where that is exact and as long as all samples have room, or else by batch, with a digest of
-what they were computed of. Together, those of a kind of step take an eighth of what the frozen tensors take that they
-depend on, or 64 MiB, or on the CPU a 64th of a worker's share of the host's memory; the last eight kinds are kept, if
-their frozen tensors take at most twice what those of the last one take. (Nautilus, SIGMOD 2022, keeps outputs of frozen
-layers on the disk.)
+Values are cached by sample if that is exact and all samples fit into the budget, else by batch, under a digest of the
+inputs. The budget for one kind of step is the largest of an eighth of the bytes of its frozen tensors, 64 MiB and, on
+the CPU, a 64th of a worker's share of the host's memory. The last eight kinds are kept, as long as their frozen tensors
+take at most twice the bytes of those of the last kind. (Nautilus, SIGMOD 2022, keeps outputs of frozen layers on the
+disk.)
 
-That a sample gives the same bits wherever it lies in a batch, and whatever the others are, follows from the operations
-(:mod:`hpstage.torch.backends.stacked.samples`) up to how kernels round, and that is tried out on the first batch.
+A sample must give the same bits at each position in a batch, among any other samples. This follows from the operations
+(:mod:`hpstage.torch.backends.stacked.samples`), except for the rounding of kernels, which is tried out on the first
+batch.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Ahead(NamedTuple):
 
 
 class Outputs:
-    """The values of the prefixes of one trainable's steps."""
+    """The cached values of the prefixes of one trainable's steps."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Prefix, tuple[int, ...]], _Kept] = {}
@@ -64,10 +65,10 @@ class Outputs:
     def of(
         self, prefix: Prefix, frozen: Sequence[Sequence[Tensor]], batches: Sequence[Sequence[Tensor]]
     ) -> list[Ahead]:
-        """Return what a prefix gives on each member's batch; of equal batches, once for all.
+        """Return the values of a prefix on each member's batch. Those of equal batches are computed once.
 
         Args:
-            frozen: each member's tensors of :attr:`Prefix.frozen`, which are one and the same where they are equal.
+            frozen: each member's tensors of :attr:`Prefix.frozen`, where equal tensors are the same object.
             batches: each member's tensors of :attr:`Prefix.batch`.
         """
         of_step: dict[object, Ahead] = {}
@@ -106,11 +107,11 @@ class Outputs:
 
 
 class _Kept:
-    """The values of one prefix of the same frozen tensors: those that came first, since batches come again in the same
-    order."""
+    """The cached values of one prefix and its frozen tensors. When the budget is spent, the first values stay, since
+    batches come again in the same order."""
 
     def __init__(self, prefix: Prefix, frozen: Sequence[Tensor], batch: Sequence[Tensor]) -> None:
-        self.frozen = frozen  # which keep their ids, as long as these values are kept
+        self.frozen = frozen  # held, since their ids identify these values
         self.nbytes_frozen = sum(tensor.nbytes for tensor in frozen)
         self.computed = 0
         self.seconds = math.inf
@@ -123,10 +124,10 @@ class _Kept:
         )
         self._prefix = prefix
         self._by_sample = None if prefix.samples is None else SampleStore(prefix.samples, self._run)
-        self._last: tuple[bytes, Values] | None = None  # for siblings at the same step, where no more can be kept
+        self._last: tuple[bytes, Values] | None = None  # for siblings at the same step, even if the budget is spent
         self._values: dict[bytes, Values] = {}
         self._nbytes = 0
-        self._missed = 0  # since a batch last came again
+        self._missed = 0  # number of batches computed since one came again
 
     def of(self, key: bytes | None, batch: Sequence[Tensor]) -> Values:
         if key is not None and key in self._values:
@@ -153,7 +154,7 @@ class _Kept:
         return self._prefix.run(*self.frozen, *batch)
 
     def _keep(self, keys: Sequence[bytes] | None, batch: Sequence[Tensor], values: Values) -> bool:
-        """Keep values by sample; return whether later ones may be, too."""
+        """Cache values by sample; return whether to do so for later batches."""
         if self._by_sample is None or keys is None or self.seconds < len(keys) * _OF_SAMPLE:
             return False
         return self._by_sample.add(keys, batch, values) and self._by_sample.nbytes + self._nbytes <= self._budget
@@ -179,29 +180,29 @@ class _Kept:
 
 
 def _own_memory(values: Values, others: Sequence[Tensor]) -> bool:
-    """Return whether no value is in memory of others, which may change: a batch is perhaps a part of the data."""
+    """Return whether no value shares memory with other tensors, which may change: a batch may be a part of the data."""
     taken = {other.untyped_storage()._cdata for other in others}
     return all(value.untyped_storage()._cdata not in taken for value in values)
 
 
 def _digest(batch: Sequence[Tensor]) -> bytes | None:
-    """Return a digest of all of a batch that a kernel may depend on; None of tensors that are not plain."""
+    """Return a digest of everything in a batch that a kernel may depend on; None if its tensors are not plain."""
     found = digests([tensor.unsqueeze(0) for tensor in batch], 1)
     return None if found is None else found[0]
 
 
 class SampleStore:
-    """The values of a prefix by sample.
+    """The cached values of a prefix, by sample.
 
     Args:
-        samples: where the values have their samples.
+        samples: the rows of each sample in the values.
         run: returns the values on a batch.
     """
 
     def __init__(self, samples: Samples, run: Callable[[Sequence[Tensor]], Values]) -> None:
         self._samples, self._run = samples, run
         self._parts: dict[bytes, Values] = {}
-        self._forms: list[Tensor] | None = None  # of the values on a batch
+        self._forms: list[Tensor] | None = None  # shapes and strides of the values on a batch
         self.nbytes = 0
 
     @property
@@ -213,21 +214,21 @@ class SampleStore:
         return digests(batch, self._samples.number)
 
     def find(self, keys: Sequence[bytes]) -> Values | None:
-        """Return the values on the batch of these samples, if all of them are here."""
+        """Return the values on the batch of these samples, if all samples are cached."""
         if self._forms is None or not all(key in self._parts for key in keys):
             return None
         columns = zip(*(self._parts[key] for key in keys), strict=True)
         return tuple(map(self._joined, columns, self._forms, self._samples.rows))
 
     def add(self, keys: Sequence[bytes], batch: Sequence[Tensor], values: Values) -> bool:
-        """Keep the values on a batch by sample; return whether that is known to be exact.
+        """Cache the values on a batch by sample; return ``False`` if that is not exact.
 
         Raises:
-            StateError: a sample that is here has given other bits.
+            StateError: a sample has given other bits than those cached.
         """
         if self._forms is None:
             if len({*keys}) < len(keys):
-                return True  # equal samples show nothing: that it is exact is tried out on the next batch
+                return True  # equal samples show nothing: the next batch shows whether it is exact
             if not all(map(_is_plain, values)) or not self._is_exact(batch, values):
                 return False
             self._forms = [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device="meta") for v in values]
@@ -241,8 +242,8 @@ class SampleStore:
                 self.nbytes += sum(part.nbytes + _OBJECT for part in kept)
             elif not all(map(_same, parts, self._parts[key])):
                 raise StateError(
-                    "frozen layers have given other bits for a sample than in an earlier batch: their kernels do not "
-                    "round it the same in each place of a batch. Give numerics = 'eager'"
+                    "frozen layers have given other bits for a sample than in an earlier batch: their kernels round "
+                    "differently at different positions in a batch. Give numerics = 'eager'"
                 )
         return True
 
@@ -277,7 +278,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _is_plain(value: Tensor) -> bool:
-    """Return whether a new tensor can have the same form: no two entries are in one place, and its memory is
+    """Return whether a new tensor can have the same form: no two entries share a memory location, and the memory is
     aligned."""
     if type(value) is not Tensor or value.layout is not torch.strided or value.is_conj() or value.is_neg():
         return False
@@ -290,7 +291,7 @@ def _is_plain(value: Tensor) -> bool:
 
 
 def digests(batch: Sequence[Tensor], samples: int) -> list[bytes] | None:
-    """Return a digest of all of each sample that a kernel may depend on; None of tensors that are not plain."""
+    """Return, for each sample, a digest of everything that a kernel may depend on; None if tensors are not plain."""
     base = hashlib.blake2b(digest_size=16)
     columns = []
     for tensor in batch:

@@ -1,8 +1,9 @@
-"""Which operations of a graph can be done on all members at once, bit for bit as on each alone, and what each costs.
+"""Decides which operations of a graph are done on all members at once, without changing any member's bits, and measures
+what they cost.
 
-What an operation gives for a member alone is the reference. Everything that could depend on the number of members or
-on a member's place (vectors and their tails, blocks, the order of sums, another kernel) is settled by comparison with
-it, on members that differ in all their tensors.
+The reference is the result of an operation on a single member. Results may depend on the number of members or on a
+member's slot: through vectors and their tails, blocks, the order of sums, or another kernel. Whether they do is decided
+by comparison with the reference, on members that differ in all their tensors.
 """
 
 from __future__ import annotations
@@ -28,17 +29,18 @@ ALIGNMENT = 64
 """Bytes to which torch aligns new tensors. At other addresses, a kernel may take another path."""
 
 _CALLS = 4
-_LONG = 0.01  # seconds after which two calls do
+_LONG = 0.01  # seconds after which two calls are enough
 _FORM = 1e-5
-"""Seconds for each member by which an operation on all may be slower: then what is next to it needs no other form."""
+"""Seconds per member by which a stacked operation may be slower than one member by member, since it saves its
+neighbours a change of form."""
 
 _COMPARED = 30_000  # elements that must agree
-_ROUNDS = 100  # in which they are made, at most
-_INFINITE = 0.05  # share of elements that are infinite in a last round: what one way adds as 0 * x, another leaves out
+_ROUNDS = 100  # maximum number of comparisons to reach that
+_INFINITE = 0.05  # share of infinite elements in a last round, to see whether one way adds a 0 * x that the other omits
 
 _getitem = operator.getitem
 
-# BLAS takes other paths for operands at other addresses, and few values show it.
+# BLAS runs other code for operands at other addresses, and few values show it.
 _PRODUCTS = {
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
@@ -57,13 +59,14 @@ _HEAVY = _PRODUCTS | {
 }
 
 STREAM = -1
-"""Stands, among the indices of inputs, for torch's generator: in one state for all members, it gives them the same
+"""Stands for torch's generator among indices of inputs: if all members have it in one state, they draw the same
 numbers."""
 
 LOOP = 128
-"""Bytes after which no vectorised loop has a remainder, which may be computed in another way: two vectors of 64."""
+"""A vectorised loop over a multiple of this many bytes (two vectors of 64) has no remainder, which other code might
+compute."""
 VECTOR = LOOP // 4
-"""Elements of four bytes that these are."""
+"""The same number in elements of four bytes."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Tried:
     programs have most calls in common."""
 
     held: dict[object, bool] = field(default_factory=dict)
-    """Whether the two ways agreed on other values."""
+    """Whether the operation on all members agreed with the reference on other values, too."""
     taken: dict[object, float] = field(default_factory=dict)
     """Measured seconds, by number of members and form of the call."""
 
@@ -85,9 +88,9 @@ class Plan:
     constants: dict[Node, Any]
     """Values that are the same for all members and in all steps."""
     stacked: dict[Node, Call] = field(default_factory=dict)
-    """How the operation is done on all members at once, where that has the bits of each alone."""
+    """The call that does an operation on all members at once, where this changes no member's bits."""
     slow: set[Node] = field(default_factory=set)
-    """Those of the stacked operations that are faster member by member."""
+    """The stacked operations that are faster member by member."""
     strides: dict[Node, int] = field(default_factory=dict)
     """Bytes from one member to the next in the stacked result."""
     sizes: dict[Node, int] = field(default_factory=dict)
@@ -111,8 +114,8 @@ def constants_of(trace: Trace) -> dict[Node, Any]:
 
 
 def once_of(trace: Trace, shared: Collection[int]) -> frozenset[Node]:
-    """Return the values that depend on inputs that all members have in common (``shared``: their indices, or
-    :data:`STREAM`), and on nothing else but constants."""
+    """Return the nodes that depend only on constants and on inputs that all members have in common (``shared``: indices
+    of inputs, or :data:`STREAM`), and on at least one of these inputs."""
     inputs = trace.inputs
     once = {inputs[index] for index in shared if index != STREAM}
     equal = once | set(inputs[len(inputs) - len(trace.constants) :])
@@ -142,11 +145,11 @@ def plan(
     shared: frozenset[int] = frozenset(),
     tried: Tried | None = None,
 ) -> Plan:
-    """Look at every operation of a step of all ``members``, given by the inputs of the trace but for its constants.
+    """Return the plan of a step for ``members``, each given by the inputs of the trace without its constants.
 
     Args:
         shared: indices of inputs that are one tensor for all members, or :data:`STREAM`.
-        tried: of programs before, on the same device and under the same settings.
+        tried: measurements for earlier programs, on the same device and under the same settings.
     """
     width, tried = len(members), Tried() if tried is None else tried
     constants = constants_of(trace)
@@ -185,7 +188,8 @@ def plan(
 def _propose(
     plan: Plan, tried: Tried, node: Node, alone: dict[Node, list[Any]], together: dict[Node, Any], most: float
 ) -> None:
-    """Look for a way to do an operation on all members at once. It is slow beyond ``most`` seconds."""
+    """Look for a way to do an operation on all members at once, and add it to the plan. Beyond ``most`` seconds, it is
+    slow."""
     reference = alone[node]
     inputs = [arg for arg in node.all_input_nodes if arg not in plan.constants and arg not in plan.once]
     if node.target in _PRODUCTS and not all(_fits(part) for part in (reference[0], *(alone[arg][0] for arg in inputs))):
@@ -220,7 +224,7 @@ def _propose(
                 (plan.width, form),
                 lambda call=call: evaluate(call, values.__getitem__),  # type: ignore[misc]
             )
-        except RuntimeError:  # no such kernel, or a view that cannot be
+        except RuntimeError:  # there is no such kernel, or no such view
             continue
         if not _equal(outcome, reference):
             continue
@@ -240,7 +244,7 @@ def _propose(
 
 
 def _form(part: Any, of: Callable[[Node], object]) -> object:
-    """Return what is equal for calls of one operation on tensors that differ in their values alone."""
+    """Return a key that is equal for calls of one operation if their tensors differ only in values."""
     if isinstance(part, Call):
         kwargs = sorted((name, _form(arg, of)) for name, arg in part.kwargs.items())
         return part.function, *(_form(arg, of) for arg in part.args), *kwargs
@@ -258,14 +262,15 @@ def _form_of(value: Any) -> object:
 
 
 def _fits(example: Tensor) -> bool:
-    """Return whether members are as aligned in a stack as they are alone, whatever its layout."""
+    """Return whether each member in a stack is aligned like a tensor of its own, in any layout of the stack."""
     return example.numel() * example.element_size() % ALIGNMENT == 0
 
 
 def _holds(
     plan: Plan, node: Node, call: Call, alone: dict[Node, list[Any]], together: dict[Node, Any], outcome: Any
 ) -> bool:
-    """Return whether the two ways also agree on other values: few elements agree by chance, and on special values."""
+    """Return whether the call also agrees with the reference on other values: few elements, or special values, may
+    agree by chance."""
     elements = sum(
         part.numel() for part in (outcome if isinstance(outcome, tuple | list) else [outcome]) if part is not None
     )
@@ -274,7 +279,7 @@ def _holds(
         return True
     generator = torch.Generator().manual_seed(0)
     floats = [arg for arg in inputs if alone[arg][0].is_floating_point()]
-    smallest = min(floats, key=lambda arg: alone[arg][0].numel())  # each of its elements is in the most results
+    smallest = min(floats, key=lambda arg: alone[arg][0].numel())  # each of its elements affects the most results
     once = [arg for arg in inputs if arg in plan.once]
     usual = {arg: [_usual(value) for value in (alone[arg][:1] if arg in once else alone[arg])] for arg in inputs}
     rounds = max(1, min(_ROUNDS, _COMPARED // max(1, elements)))
@@ -289,12 +294,13 @@ def _holds(
         reference = [_run(node, _of(others, plan.constants, slot)) for slot in range(plan.width)]
         if not _equal(evaluate(call, values.__getitem__), reference):
             return False
-        del others, stacks, values  # before there are new ones: a frozen weight may be large
+        del others, stacks, values  # before new ones are made: a frozen weight may be large
     return True
 
 
 def _usual(value: Tensor) -> Tensor:
-    """Return ones in the place of zeros, and of what is not a number: among these, all ways to compute agree."""
+    """Return a tensor with ones for zeros and for values that are not finite, since all ways to compute agree on
+    these."""
     if not value.is_floating_point():
         return value
     usual = torch.empty_like(value).copy_(value)
@@ -311,7 +317,7 @@ def _other(value: Tensor, generator: torch.Generator, *, infinite: bool) -> Tens
 
 
 def _may(node: Node, example: Any) -> bool:
-    """Return whether a check by comparison is enough: not where few elements are computed by other code than most."""
+    """Return whether a comparison is a sufficient check. It is not if other code computes a few of the elements."""
     if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.pointwise not in node.target.tags:
         return True
     return is_exact(node) or (isinstance(example, Tensor) and example.nbytes % LOOP == 0)
@@ -367,8 +373,8 @@ def _of(alone: Mapping[Node, list[Any]], constants: Mapping[Node, Any], slot: in
 
 
 def _timed(tried: Tried, form: object, work: Callable[[], Any]) -> tuple[float, Any]:
-    """Return what work takes, in seconds, and its result: the fastest call of several, since the first ones fetch
-    memory and may write code; one call, if a call of this form was timed before."""
+    """Return the seconds that ``work()`` takes, and its result. The fastest of several calls counts, since the first
+    ones allocate memory and may compile code. If a call of this form was timed before, one call is made."""
     if form in tried.taken:
         return tried.taken[form], work()
     best, spent = float("inf"), 0.0

@@ -1,7 +1,7 @@
-"""The prefix of a step: what depends on its batch and on frozen tensors alone, divided from the rest of the step.
+"""The prefix of a step: the operations that depend only on the batch and on frozen tensors, divided from the rest.
 
-A member's prefix is computed by itself, by the operations of its own step: whatever others have in common with it, its
-bits are the same. So what it gives on a batch can be computed once, for members, steps and trials that share it.
+A prefix is computed for one member by the operations of the member's own step, so its bits do not depend on other
+members. Its results on a batch can be computed once, for all members, steps and trials that share it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from hpstage.torch.backends.stacked.tracing import Trace
 
 
 class Samples(NamedTuple):
-    """Where the results of a prefix have the samples of a batch, each of which depends on that sample alone."""
+    """The rows of each sample of a batch in the results of a prefix. The rows of a sample depend on that sample
+    only."""
 
     number: int
     rows: tuple[Rows, ...]
@@ -35,7 +36,7 @@ class Prefix:
     frozen: tuple[str, ...]
     """Names of the tensors that it reads, none of which a step changes."""
     batch: tuple[int, ...]
-    """Places of the tensors of the batch that it reads."""
+    """Indices of the tensors of the batch that it reads."""
     run: Callable[..., tuple[Tensor, ...]]
     """The function, which takes these tensors in this order."""
     samples: Samples | None = None
@@ -44,15 +45,15 @@ class Prefix:
 
 @dataclass(frozen=True, eq=False)
 class Divided:
-    """A step as its prefix, if it has one that takes long, and the rest: a step whose batch has the results of the
-    prefix as further tensors at its end."""
+    """A step divided into its prefix, if it has one that takes long, and the rest. The rest is a step whose batch ends
+    with the results of the prefix."""
 
     prefix: Prefix | None
     rest: Trace
 
 
 def divide(trace: Trace) -> Divided:
-    """Divide a step. The two together are the same operations on the same values."""
+    """Divide a step into its prefix and the rest, which together do the same operations on the same values."""
     inputs = trace.inputs
     first = len(trace.trained)
     end = len(inputs) - len(trace.constants)
@@ -62,8 +63,8 @@ def divide(trace: Trace) -> Divided:
     outputs: Any = trace.graph.output_node().args[0]
     ahead: set[Node] = set()
     for node in trace.graph.nodes:
-        # Random numbers are others in the next step; a result may be kept, or be changed in place. Of an operation with
-        # several, each is handed over by itself.
+        # Not in the prefix: random numbers, which change in the next step, and the step's own results, which may be
+        # kept or changed in place. If an operation has several results, each is handed over by itself.
         if node.op != "call_function" or is_random(node) or not known.issuperset(node.all_input_nodes):
             continue
         if node in outputs or any(user in outputs for user in node.users if user.target is operator.getitem):
@@ -76,7 +77,7 @@ def divide(trace: Trace) -> Divided:
     if not any(map(is_heavy, ahead)):
         return Divided(None, trace)
     for node in reversed(list(trace.graph.nodes)):
-        # Of several views of a value, the value is handed over.
+        # The value itself is handed over rather than several views of it.
         if node in ahead and _is_whole_view(node) and any(user not in ahead for user in node.users):
             ahead.remove(node)
     handed = [node for node in trace.graph.nodes if node in ahead and any(user not in ahead for user in node.users)]
@@ -123,7 +124,7 @@ def _samples(batch: Sequence[Node], needed: Sequence[Node], handed: Sequence[Nod
     shapes = [node.meta["val"].shape for node in batch]
     counts = {shape[0] if shape else 1 for shape in shapes}
     if len(counts) != 1 or (count := counts.pop()) < 2:
-        return None  # what there is of one sample is kept with the batch
+        return None  # a single sample is cached as a batch
     rows = rows_of(needed, batch, count)
     if rows is None or any(node.meta["val"].shape[rows[node].dim] != count * rows[node].of_sample for node in handed):
         return None
@@ -145,7 +146,7 @@ def _rest(trace: Trace, ahead: set[Node], handed: Sequence[Node], end: int) -> T
             copies[node] = graph.node_copy(node, copies.__getitem__)
     outputs: Any = trace.graph.output_node().args[0]
     graph.output([copies.get(node, node) if isinstance(node, Node) else node for node in outputs])
-    for node in reversed(list(graph.nodes)):  # what only the prefix needed
+    for node in reversed(list(graph.nodes)):  # only the prefix needed these
         if node.op == "call_function" and not node.users and not is_random(node):
             graph.erase_node(node)
     return replace(trace, graph=graph)

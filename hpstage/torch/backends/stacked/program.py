@@ -24,10 +24,10 @@ Value = Tensor | list[Tensor]
 class Program:
     """A function ``run(inputs, streams) -> (loss, gradients, kept, logged)`` for a number of members.
 
-    ``inputs`` are those of the trace but for its constants. Those at the indices ``shared`` are one tensor for all
-    members; with :data:`STREAM` among them, all streams are in one state. Of the others, parameters and hyperparameters
-    are stacked; ``kept`` and tensors of the batch are lists. The losses and logged values,
-    of shape (members,), and the gradients are stacked.
+    ``inputs`` are the inputs of the trace without its constants. Those at the indices ``shared`` are one tensor for all
+    members; if :data:`STREAM` is in ``shared``, all streams are in one state. Of the other inputs, parameters and
+    hyperparameters are stacked, and ``kept`` and tensors of the batch are lists. The losses and logged values, of shape
+    (members,), and the gradients are stacked.
     """
 
     width: int
@@ -74,7 +74,7 @@ class _Writer:
         return Program(plan.width, self._names.pop("run"), plan.shared, source)
 
     def _write_all(self) -> None:
-        """Write operations; what none of them uses any more is deleted."""
+        """Write all operations. Each value is deleted after its last use."""
         uses = last_uses(self._trace.graph)
         for node in self._trace.graph.nodes:
             if node.op != "call_function" or node in self._plan.constants:
@@ -87,7 +87,8 @@ class _Writer:
                 self._there.difference_update(gone)
 
     def _kept(self, node: Any) -> str:
-        """Return an expression for what is kept until the next step: not the memory of parameters, or of a batch."""
+        """Return an expression for a value that is kept until the next step. It is copied if it is in the memory of a
+        parameter or of a batch."""
         name = self._value(node, False)
         source = origin(node)
         first = len(self._trace.trained)
@@ -118,7 +119,7 @@ class _Writer:
         return self._constant(constants[node]) if node in constants else self._value(node, True)
 
     def _each(self, node: Node) -> str:
-        """Return an operation member by member."""
+        """Return an expression that does an operation member by member."""
         variables: dict[Node, str] = {}
         equal = self._plan.constants.keys() | self._plan.once
         lists = {arg: self._value(arg, False) for arg in node.all_input_nodes if arg not in equal}
@@ -164,7 +165,7 @@ class _Writer:
         return self._known[key]
 
     def _value(self, node: Any, stacked: bool) -> str:
-        """Return the name of a value in a form; lines that bring it into that form are written first."""
+        """Return the name of a value in stacked or listed form. Lines that convert it are written first, if needed."""
         if not isinstance(node, Node):
             return repr(node)
         if node in self._plan.constants:
@@ -190,7 +191,7 @@ class _Writer:
         return name
 
     def _is_aligned(self, node: Node) -> bool:
-        """Return whether members begin, in a stacked value, where new tensors may begin."""
+        """Return whether each member of a stacked value is aligned like a new tensor."""
         return self._plan.strides.get(node, self._plan.sizes[node]) % ALIGNMENT == 0
 
     def _name(self, node: Node, stacked: bool) -> str:

@@ -1,8 +1,8 @@
 """Rules that turn an operation on one member's tensors into one on all members' tensors at once, with the members along
 a new first dimension.
 
-A rule proposes; whether its result has the bits of the operation on each member alone is checked where it is proposed
-(:mod:`hpstage.torch.backends.stacked.planning`). Operations without a rule take place member by member.
+A rule only proposes: :mod:`hpstage.torch.backends.stacked.planning` checks whether the result has the bits of the
+operation on each member. Operations without a rule are done member by member.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _aten = torch.ops.aten
 
 
 def is_large(tensor: Tensor) -> bool:
-    """Return whether a tensor takes so much memory that another like it counts."""
+    """Return whether a tensor is so large that a copy of it is costly."""
     return tensor.layout is not torch.strided or tensor.nbytes >= 1 << 20
 
 
@@ -49,10 +49,11 @@ class Site:
     width: int
     """Number of members."""
     examples: dict[Node, Any]
-    """What a member's tensors look like."""
+    """Values of one member, as examples."""
     constants: frozenset[Node]
     once: frozenset[Node] = frozenset()
-    """Nodes whose value is the same for all members, in all steps or in this one: it has no dimension for them."""
+    """Nodes whose value is the same for all members, in all steps or in this one, and so has no dimension for
+    members."""
 
     def rank(self, node: Any) -> int:
         value: Tensor = self.examples[node]
@@ -71,8 +72,9 @@ Rule = Callable[[Site], Call | None]
 
 
 def proposals(site: Site) -> Iterator[Call]:
-    """Yield the ways to do it, best first: with one tensor for all members where they have one in common, and with a
-    copy of it for each, unless it is large: to copy that takes longer than to read it for each."""
+    """Yield the ways to do an operation on all members at once, best first. The first way reads a tensor that members
+    have in common; the second way makes a copy of it for each member. A large tensor is not copied, since that takes
+    longer than reading it for each member."""
     once = [arg for arg in site.node.all_input_nodes if arg in site.once]
     if (call := _rule_for(site)) is not None:
         yield call
@@ -136,7 +138,7 @@ def _pointwise(site: Site) -> Call | None:
 
 
 def _dims(site: Site, dims: Any, of: Node) -> Any:
-    """Return a member's dimensions as those of the stack."""
+    """Return dimensions of a member's tensor as dimensions of the stacked tensor."""
     rank = max(site.rank(of), 1)
     if isinstance(dims, int):
         return dims % rank + 1
@@ -201,7 +203,7 @@ def _sum(site: Site) -> Call | None:
 
 
 def _list_along(site: Site) -> Call | None:
-    """Concatenate or stack tensors that are all the members'."""
+    """Return a call that concatenates tensors, if all of them are stacked."""
     tensors: Any = site.node.args[0]
     if not all(site.is_stacked(tensor) for tensor in tensors):
         return None
@@ -229,10 +231,10 @@ def _addmm(site: Site) -> Call | None:
 
 
 def _product(site: Site, a: Any, b: Any, *bias: Any) -> Call:
-    """One product for all members, of which one factor is in common.
+    """Return one product for all members, which have one factor in common.
 
-    The other is contiguous: members' parameters are in rows with gaps, and those of a check are not, so that the same
-    view would be another operand for BLAS.
+    The other factor is made contiguous: members' parameters are in rows with gaps, and those of a check are not, so
+    that the same view would be a different operand for BLAS.
     """
     function = _aten.addmm.default if bias else _aten.mm.default
     rows, columns = site.out.shape
@@ -248,7 +250,7 @@ def _product(site: Site, a: Any, b: Any, *bias: Any) -> Call:
 
 
 def _samples(count: int) -> Rule:
-    """Return the rule for an operation on the samples, each by itself, of its first ``count`` arguments."""
+    """Return the rule for an operation that computes each sample of its first ``count`` arguments by itself."""
 
     def rule(site: Site) -> Call | None:
         args = site.node.args
@@ -267,7 +269,7 @@ def _convolution(site: Site) -> Call | None:
 
 
 def _layer_norm(site: Site) -> Call | None:
-    """Each row is normalised by itself; the weights are in common, and have no gradients."""
+    """Return a call that normalises each row by itself, if the weights are in common and need no gradients."""
     args: list[Any] = list(site.node.args)
     backward = site.node.target is _aten.native_layer_norm_backward.default
     rows, weights = ([args[0], args[1], *args[3:5]], args[5:7]) if backward else (args[:1], args[2:4])

@@ -1,12 +1,12 @@
-"""Which operations compute each sample of a batch from that sample alone.
+"""Decides which operations compute each sample of a batch from that sample alone.
 
-A value has its samples along one dimension, the first sample's rows first. A rule says along which dimension the result
-of an operation has them, given those of its inputs; an operation without a rule, or inputs that a rule does not cover,
-mix samples, as far as anybody knows.
+A value has its samples along one dimension, beginning with the rows of the first one. A rule gives the dimension of the
+samples in the result of an operation, from those in its inputs. An operation without a rule, or with inputs that the
+rule does not cover, is assumed to mix samples.
 
-A sample is to have the same bits wherever it lies in a batch. So rules refuse what kernels of the CPU are known to
-compute by other code at the end of a tensor: the last elements of those that fill no vector, columns of samples, and
-products with few columns. :mod:`hpstage.torch.backends.stacked.outputs` tries out the rest.
+A sample must have the same bits at each position in a batch. So rules refuse cases in which kernels of the CPU are
+known to run other code at the end of a tensor: last elements that fill no vector, samples along columns, and products
+with few columns. :mod:`hpstage.torch.backends.stacked.outputs` tries out the rest.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from hpstage.torch.backends.stacked.rules import is_exact
 _aten = torch.ops.aten
 
 _COLUMNS = 16
-"""Columns of a product from which on BLAS computes each of its rows by the same code."""
+"""Number of columns of a product from which on BLAS computes all its rows by the same code."""
 _IN_ONE_THREAD = 32768
-"""Elements up to which torch computes a pointwise operation in one thread: others may begin within a vector."""
+"""Number of elements up to which torch computes a pointwise operation in one thread. Further threads may begin within a
+vector."""
 
 
 class Rows(NamedTuple):
@@ -36,7 +37,7 @@ class Rows(NamedTuple):
 
     dim: int
     of_sample: int
-    """Entries along this dimension that a sample has."""
+    """Number of entries of each sample along this dimension."""
 
 
 class MixesSamples(Exception):
@@ -44,7 +45,7 @@ class MixesSamples(Exception):
 
 
 def rows_of(graph: Iterable[Node], batch: Iterable[Node], samples: int) -> dict[Node, Rows] | None:
-    """Return where the values that depend on a batch have their samples; None if an operation mixes them.
+    """Return where the values that depend on a batch have their samples; None if an operation mixes samples.
 
     Args:
         graph: the operations, in order.
@@ -68,7 +69,7 @@ def rows_of(graph: Iterable[Node], batch: Iterable[Node], samples: int) -> dict[
 
 
 def _is_repeated(node: Node, samples: int) -> bool:
-    """Return whether a value that does not depend on the batch is made the same for each sample."""
+    """Return whether a value is expanded to all samples, without depending on the batch."""
     if node.target is not _aten.expand.default:
         return False
     value: Tensor = node.meta["val"]
@@ -79,7 +80,7 @@ class _Analysis:
     """Where values have their samples, as far as that is known.
 
     Args:
-        rows: of the tensors of the batch; others are added.
+        rows: the rows of the tensors of the batch; those of other values are added.
     """
 
     def __init__(self, rows: dict[Node, Rows], samples: int) -> None:
@@ -87,7 +88,8 @@ class _Analysis:
         self._samples = samples
 
     def of(self, node: Node) -> Rows:
-        """Return where the result of an operation has its samples; of an operation with several, where each has."""
+        """Return where the result of an operation has its samples; all results of one operation have them in the same
+        dimension."""
         target: Any = node.target
         if target is operator.getitem:
             return self.rows[node.args[0]]  # type: ignore[index]
@@ -109,7 +111,8 @@ class _Analysis:
             raise MixesSamples
 
     def require_whole_loops(self, node: Node) -> None:
-        """Require that torch takes no elements of two samples at a time, and none one by one."""
+        """Require that no vector of torch's has elements of two samples, and that no element is computed outside
+        vectors."""
         value: Tensor = node.meta["val"]
         for arg in node.all_input_nodes:
             if arg in self.rows:
@@ -118,7 +121,7 @@ class _Analysis:
             raise MixesSamples
 
     def first(self, node: Node, *others: Any) -> Rows:
-        """Return the rows of the first argument, where no other depends on the batch but for ``others``."""
+        """Return the rows of the first argument. Besides it, only ``others`` may depend on the batch."""
         first: Any = node.args[0]
         if first not in self.rows or any(
             arg in self.rows for arg in node.all_input_nodes if arg not in (first, *others)
@@ -143,7 +146,7 @@ class _Analysis:
         return self.checked(node.meta["val"], rows)
 
     def require_equal(self, node: Node, dim: int) -> None:
-        """Require that values which do not depend on the batch are the same for all samples."""
+        """Require that a value which does not depend on the batch is the same for all samples."""
         value: Tensor = node.meta["val"]
         if dim >= 0 and value.shape[dim] != 1 and value.stride(dim) != 0:
             raise MixesSamples
@@ -193,13 +196,14 @@ def _expand(analysis: _Analysis, node: Node) -> Rows:
 
 
 def _along(position: int, default: Any = None, *, removed: bool = False, computes: bool = False) -> _Rule:
-    """Return the rule for an operation along other dimensions of its first argument than that of samples.
+    """Return the rule for an operation along dimensions of its first argument other than that of the samples.
 
     Args:
-        position: the argument that gives these dimensions.
-        default: they, where it is left out.
-        removed: whether the result lacks them.
-        computes: whether numbers are computed along them; of other kinds of memory, vectors may be along samples.
+        position: index of the argument that gives these dimensions.
+        default: the dimensions if this argument is left out.
+        removed: whether the result lacks these dimensions.
+        computes: whether numbers are computed along these dimensions. Then samples must be outermost in memory:
+            otherwise vectors may run along them.
     """
 
     def rule(analysis: _Analysis, node: Node) -> Rows:
@@ -235,7 +239,8 @@ def _batches(*, evaluated: int | None = None) -> _Rule:
     """Return the rule for an operation whose first argument has the samples along its first dimension.
 
     Args:
-        evaluated: the argument that must be False, of normalisation: whether statistics are those of the batch.
+        evaluated: for a normalisation, index of the argument that must be False: whether it uses statistics of the
+            batch.
     """
 
     def rule(analysis: _Analysis, node: Node) -> Rows:
@@ -261,7 +266,8 @@ def _attention(analysis: _Analysis, node: Node) -> Rows:
 
 
 def _product(analysis: _Analysis, node: Node) -> Rows:
-    """A matrix of rows of samples by one that does not depend on the batch, perhaps with a bias that does not."""
+    """Return the rows of a product of a matrix whose rows are samples and a matrix that does not depend on the batch;
+    an added bias must not depend on it either."""
     *bias, a, b = node.args
     if a not in analysis.rows or b in analysis.rows or analysis.rows[a].dim != 0:  # type: ignore[index]
         raise MixesSamples

@@ -24,7 +24,7 @@ class Signature:
     def __init__(self, model: nn.Module) -> None:
         self.objects: list[object] = []
         """Objects kept alive so that no other object gets the same id; some are equal only to themselves."""
-        self._described: dict[int, int] = {}  # objects by their id, numbered
+        self._described: dict[int, int] = {}  # numbers of objects, by id
         own = (*model.named_parameters(), *model.named_buffers())
         self._names = {id(tensor): name for name, tensor in own}
         self.text = "\n".join(self._lines(model))
@@ -75,15 +75,15 @@ class Signature:
 
 
 def _is_its_attributes(value: object) -> bool:
-    """Whether an object is of classes written in Python that keep all in attributes, as a configuration does. A model
-    often has one of its own, equal to another model's."""
+    """Return whether an object consists of its attributes: its classes are written in Python, without slots. A model's
+    configuration is an example; it is often equal to another model's."""
     return hasattr(value, "__dict__") and all(
         of is object or (of.__flags__ & HEAP and not vars(of).get("__slots__")) for of in type(value).__mro__
     )
 
 
 def overlapping(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
-    """Yield the names of tensors that have memory in common: to change one changes the other."""
+    """Yield the names of each pair of tensors that have memory in common, so that a change of one changes the other."""
     by_storage: dict[int, list[tuple[int, int, str]]] = {}
     for name, tensor in {id(tensor): (name, tensor) for name, tensor in tensors.items()}.values():
         if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided and tensor.numel():
@@ -105,8 +105,8 @@ def _form(tensor: Tensor | None) -> str:
 
 
 def shape_key(batch: Any) -> object:
-    """Return what must be equal for batches to be trained on together: their structure, and all but the values of their
-    tensors. Hashable."""
+    """Return a hashable key, which must be equal for batches that are trained on together. It has their structure, and
+    everything about their tensors except values."""
     if _is_plain(batch):
         return type(batch), tuple((leaf.shape, leaf.dtype, leaf.device) for leaf in batch)
     leaves, spec = pytree.tree_flatten(batch)
@@ -127,7 +127,7 @@ def copied(batch: Any) -> Any:
 
 
 def _is_plain(batch: Any) -> bool:
-    """Return whether a batch is a list or tuple of tensors, as most are: others take ten times as long."""
+    """Return whether a batch is a list or tuple of tensors, as most are. Other batches take ten times as long."""
     return type(batch) in (list, tuple) and all(type(leaf) is Tensor for leaf in batch)
 
 

@@ -40,16 +40,16 @@ class Slot(TorchLoop):
     """
 
     copies_batches = False
-    """Whether other slots take their batches before this one is trained on its own: the user's code may fill one and
-    the same buffer for each batch."""
+    """Whether to copy batches, since other slots take theirs before this slot is trained: the user's code may fill the
+    same buffer for each batch."""
 
     def __init__(self, subject: TorchTrainable) -> None:
         super().__init__(subject)
         self.member: Member | None = None
         self.bundle: Bundle | None = None
-        self.outcomes: list[Exception | None] = []  # of a step that was trained before it is requested
+        self.outcomes: list[Exception | None] = []  # of a step that is trained before it is requested
         self.noted = Noted()  # what that step has logged
-        self.width = 1  # with how many it was trained as one in its last step, itself included
+        self.width = 1  # number of slots trained as one in its last step, itself included
         self.frozen_work = NO_FROZEN_WORK  # of that step
         self._behind = False
         self._step: Iterator[tuple[Any, int]] = iter(())
@@ -70,7 +70,7 @@ class Slot(TorchLoop):
         self.frozen_work = NO_FROZEN_WORK
 
     def batch(self) -> Any:
-        """Return the step's next batch; StopIteration after the last."""
+        """Return the step's next batch; raise StopIteration after the last."""
         batch, self._samples = next(self._step)
         return copied(batch) if self.copies_batches else batch
 
@@ -80,14 +80,14 @@ class Slot(TorchLoop):
         return not self._stacking().as_it_is
 
     def train_as_it_is(self, *present: Any) -> Exception | None:
-        """Train on the rest of a step's batches by ``update()``; return what that has ended in, if anything.
+        """Train on the rest of a step's batches by ``update()``; return the error that ended training, if any.
 
         Args:
             present: the batch that was taken last, if it has not been trained on.
         """
         self.detach()
         self._give_values()
-        rekey(self._seed, self.step)  # all generators: a step that is recorded draws from torch's alone
+        rekey(self._seed, self.step)  # all generators, since a recorded step draws only from torch's
         generator_of(self.device).set_state(self.stream)
         self._stacking().as_it_is = True
         try:
@@ -114,7 +114,7 @@ class Slot(TorchLoop):
         self._behind = False
 
     def stepped(self, loss: float | None) -> NonFiniteLoss | None:
-        """Record that the model was trained on a batch; return the result that ended training, if any."""
+        """Record that the model was trained on a batch; return the error that ends training, if any."""
         self._behind = True
         assert self.member is not None
         self.stream = self.member.stream
@@ -142,12 +142,12 @@ class Stack:
     def __init__(self, subject: TorchTrainable, first: Slot) -> None:
         self.first = first
         self.slots: list[Slot] = []  # besides the first
-        # Whoever accounts for the state of an object does that for one trial.
+        # extra_state() accounts for the object's state in one trial.
         answered = type(subject).extra_state is not TorchTrainable.extra_state
         if type(subject.max_stacked) is not int or subject.max_stacked < 1:
             raise UsageError(f"max_stacked is {subject.max_stacked!r}; it must be a whole number of at least 1")
         self.most = 1 if subject.num_workers or answered else subject.max_stacked
-        self.settings: dict[str, Any] = {}  # of the process, as they were when each was first seen
+        self.settings: dict[str, Any] = {}  # of the process, as each was first seen
         self._subject = subject
         self.memory = DeviceMemory(type(subject).__name__)
         self.builder = Builder(subject, first.device, lambda who: put_back(who, self._tracing))
@@ -230,7 +230,7 @@ class Stack:
             try:
                 slot.enter(bundle, trace)
             except NotStackable as error:
-                refused = error  # of another kind than its members, or of none
+                refused = error  # it differs in kind from the members, or cannot be stacked at all
                 continue
             if bundle not in fitting:
                 bundles.append(bundle)
@@ -244,7 +244,7 @@ class Stack:
         try:
             return self.builder.tracer.trace(built.model, built.optimizer, batch, slot._hp)
         except Exception:
-            return None  # its step will raise it
+            return None  # the step will raise it
 
     def _run(
         self, bundle: Bundle, slots: list[Slot], batches: Mapping[Slot, Any], bundles: list[Bundle]
@@ -300,8 +300,8 @@ class Stack:
                 yield slot, ending
 
     def _by_step(self, slots: list[Slot], batches: Mapping[Slot, Any]) -> list[list[Slot]]:
-        """Divide slots that failed as one into those that take the same step, or each by itself if the error is one's
-        own."""
+        """Divide slots that failed together into groups that take the same step. If all take the same step, each slot
+        is returned by itself."""
         found: dict[Trace | Slot, list[Slot]] = {}
         for slot in slots:
             found.setdefault(self._trace(slot, batches[slot]) or slot, []).append(slot)
@@ -316,7 +316,7 @@ class Stack:
             meaning.compare(slot, slot._stacking(), slot._hp, batch, partial(self._in_own_bundle, slot), slot._numerics)
 
     def _in_own_bundle(self, slot: Slot, batch: Any) -> Any:
-        """Train a slot's model on a batch, in a bundle of its own: with the bits that it has in any other."""
+        """Train a slot's model on a batch, in a bundle of its own. Its bits are the same in any other bundle."""
         self._tracing = (slot,)
         built, bundle, generator = slot._ready(), Bundle(self.builder), generator_of(slot.device)
         member = bundle.join(built.model, built.optimizer)
@@ -328,8 +328,9 @@ class Stack:
 
 
 class DeviceMemory:
-    """Memory of the device on which several models are trained. The first time that it runs out, states that are kept
-    there leave it; then half as many models are trained as one, each time. A step of one that finds none has failed.
+    """Memory of the device on which several models are trained. When it first runs out, states kept on the device are
+    removed from it. After that, each time it runs out, half as many models are trained as one. If a single model still
+    finds no memory, its step has failed.
 
     Args:
         who: the trainable's class, for messages.
@@ -343,10 +344,12 @@ class DeviceMemory:
 
     @contextmanager
     def tried(self, outcomes: Sequence[list[Exception | None]]) -> Iterator[None]:
-        """Try a step of several slots. What finds no memory is tried again, if there is more then.
+        """Try a step of several slots. Those that run out of memory are given :class:`DeviceFull` as their outcome, so
+        that they are tried again if more memory can be found.
 
         Args:
-            outcomes: of each slot, the last one that of this step; a slot without has the error that ends it.
+            outcomes: the outcomes of each slot, the last one for this step. A slot without an outcome is given the
+                error that ends the step.
         """
         try:
             yield
@@ -370,11 +373,11 @@ class DeviceMemory:
 
 @contextmanager
 def put_back(who: str, loops: Sequence[TorchLoop]) -> Iterator[None]:
-    """Watch all that training can reach. What has changed on exit is as it was before, and refused by name.
+    """Watch everything that training can reach. On exit, changes are undone, and refused by name.
 
     Raises:
-        NeedsPython: a model or an optimizer has changed: each has its own, and can be trained by itself.
-        NotStackable: something has changed that all of them share.
+        NeedsPython: only models or optimizers have changed. Each slot has its own, and can be trained by itself.
+        NotStackable: an object that all slots share has changed.
     """
     before = [(loop, loop.portrait(), loop.snapshot()) for loop in loops]
     try:

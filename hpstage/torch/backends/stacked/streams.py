@@ -11,11 +11,11 @@ from torch import Tensor
 
 
 class Streams:
-    """The states of torch's generator for all members, in slots' order.
+    """The states of torch's generator for all members, in the order of their slots.
 
     Args:
-        device: whose generator the operations draw from.
-        states: of that generator.
+        device: the device whose generator the operations draw from.
+        states: that generator's state for each member.
     """
 
     def __init__(self, device: torch.device, states: Sequence[Tensor] = ()) -> None:
@@ -32,7 +32,7 @@ class Streams:
         return drawn
 
     def once(self, draw: Callable[[], Any]) -> Any:
-        """Return what each member, all in one state, would draw."""
+        """Return what each member would draw. All members must be in one state."""
         self._generator.set_state(self.states[0])
         drawn = draw()
         self.states = [self._generator.get_state()] * len(self.states)

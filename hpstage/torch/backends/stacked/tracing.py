@@ -1,8 +1,8 @@
 """A member's step as a flat graph: everything up to the gradients, as operations on tensors without side effects.
 
-``update()`` is run once, on tensors that record what is done to them, with a stand-in for the optimizer that notes the
-gradients it has to step with. So whatever ``update()`` does to gradients before the step (clipping, scaling) is
-part of the graph. What it does besides, to Python objects, would not happen again and is refused.
+``update()`` is run once, on tensors that record what is done to them. A stand-in for the optimizer records the
+gradients of the step. So everything that ``update()`` does to gradients before the step (clipping, scaling) is part of
+the graph. Changes to Python objects are refused, since they would not happen again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from hpstage.torch.trainable import TorchTrainable
 from hpstage.training.randomness import generators_restored
 
 Effects = Callable[[str], AbstractContextManager[None]]
-"""Given what is traced (``"X.update()"``), watches what else it changes, and raises :class:`NotStackable` then."""
+"""Given the name of the traced code (``"X.update()"``), watches what else it changes, and raises :class:`NotStackable`
+if anything."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,13 +59,13 @@ class Trace:
     values: tuple[str, ...]
     """Hyperparameters that ``update()`` reads and that may differ between members."""
     read: StandInValues
-    """What it has read of the hyperparameters; those that are no floats are part of the graph."""
+    """The hyperparameters that the step has read. Those that are not floats are constants of the graph."""
     constants: tuple[Tensor, ...]
     """Tensors of the user's that the step reads and that belong to no member."""
     versions: tuple[int, ...]
-    """How often each of these has been changed."""
+    """The version of each constant when it was recorded."""
     logged: tuple[tuple[str, float | None], ...] = ()
-    """What it logs: names, and numbers that are no tensors."""
+    """What the step logs: names and numbers, with None for the number if it is a tensor."""
     movable: bool = True
     """Whether ``update()`` also trains on a batch whose samples are in another order."""
 
@@ -101,14 +102,14 @@ class Trace:
                 )
 
     def fits(self, hp: Mapping[str, Scalar]) -> bool:
-        """Return whether a step under these hyperparameters is this one, as far as they decide it."""
+        """Return whether these hyperparameters lead to this step."""
         return self.read.fits(hp) and all(type(hp.get(name)) is float for name in self.values)
 
     def same(self, other: Trace) -> bool:
         """Return whether another member takes the same step."""
         return (
             str(self.graph) == str(other.graph)
-            and self.forms == other.forms  # programs are planned for these, and their text need not show them
+            and self.forms == other.forms  # which programs depend on, but the text may not show
             and (self.trained, self.groups, self.kept, self.values)
             == (other.trained, other.groups, other.kept, other.values)
             and self.read.decisive == other.read.decisive
@@ -122,18 +123,19 @@ class Trace:
 
 
 class Tracer:
-    """Traces steps of ``subject``, and gives the same trace again where it would be equal.
+    """Traces steps of ``subject``, and returns the same trace for equal steps.
 
     Args:
         subject: whose ``update()`` is traced.
-        effects: watches what a step could change besides tensors, to refuse those that do.
+        effects: watches objects other than tensors, to refuse a step that changes any.
     """
 
     def __init__(self, subject: TorchTrainable, effects: Effects | None = None) -> None:
         self.subject = subject
         self._effects = effects
         self._traces: dict[object, list[tuple[StandInValues, Trace | str, Signature]]] = {}
-        """What steps have read, with their trace or the reason why there is none, which takes as long to determine."""
+        """The hyperparameters that steps have read, with the trace or the reason why there is none, which takes as long
+        to find."""
         self.traced = 0
         """Number of traces made."""
 
@@ -173,7 +175,7 @@ def trace(one: OneStep, effects: Effects | None = None) -> Trace:
         NotStackable: it behaves differently with other values.
     """
     before = random.getstate(), np.random.get_state()
-    # By default make_fx makes a mode of fake tensors for each value of a graph, which is half of what tracing takes.
+    # By default make_fx creates a FakeTensorMode for each value of a graph, which takes half of the tracing time.
     described = tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True)))
     with warnings.catch_warnings(), nullcontext() if effects is None else effects(one.who), described:
         warnings.simplefilter("ignore")
@@ -188,14 +190,15 @@ def trace(one: OneStep, effects: Effects | None = None) -> Trace:
         for names in one.overlapping:
             if not made.unchanged.issuperset(names):
                 raise NeedsPython(f"{one.who} changes memory that {' and '.join(names)} have in common")
-        # Such an error depends on the values at hand: it is not kept for others, as NeedsPython is.
+        # Such an error depends on the present values. Unlike NeedsPython, it is not remembered for others.
         with _explained(NotStackable, one, "fails with other values"):
             return replace(made, movable=compared(made, one))
 
 
 @contextmanager
 def _explained(kind: type[NotStackable], one: OneStep, what: str) -> Iterator[None]:
-    """Raise errors of the user's code as those of a step that cannot be stacked, with what it does."""
+    """Raise an error of the user's code as one of this kind, for a step that cannot be stacked. ``what`` completes its
+    message."""
     try:
         yield
     except (NotStackable, *PASSING):
@@ -234,7 +237,7 @@ def _finished(one: OneStep, recorded: GraphModule) -> Trace:
         graph.erase_node(by_name[name])
     kept = tuple(name for name in state if name not in trained)
     for name in reversed((*stepped, *kept)):
-        graph._root.append(by_name[name])  # the order that is promised
+        graph._root.append(by_name[name])  # the documented order of inputs
     substitute(graph)
     versions = tuple(constant._version for constant in constants)
     groups = tuple(one.groups[name] for name in stepped)
@@ -269,11 +272,11 @@ _IN_PLACE: dict[Any, Callable[..., Any]] = {torch.ops.aten.native_batch_norm.def
 def compared(made: Trace, one: OneStep) -> bool:
     """Compare a recording with ``update()`` itself, on other parameters and on a batch in another order.
 
-    A large tensor that the step leaves as it is stays, if nothing has taken its address so far: then all that has read
-    it are operations, which are recorded.
+    A large tensor that the step does not change keeps its values if nothing has taken its address so far: then only
+    operations have read it, and these are recorded.
 
     Returns:
-        Whether ``update()`` takes a batch in another order; else it is compared on that of the recording.
+        Whether ``update()`` accepts a batch in another order. If not, it was compared on the recorded order.
 
     Raises:
         NotStackable: they differ by more than rounding.
@@ -328,10 +331,10 @@ def probe(
     moved: bool,
     given: Collection[int] = (),
 ) -> list[Tensor]:
-    """Return inputs of a made-up member, near a real one's.
+    """Return the inputs of a made-up member, close to those of a real one.
 
-    Numbers of the model are changed in their ratio, so that what is positive stays so. The batch keeps its values,
-    since others may not be allowed; its samples change places.
+    Numbers of the model are multiplied by positive factors, so that signs stay. The batch keeps its values, since
+    others may not be allowed; its samples change places.
 
     Args:
         example: a member's inputs: ``states`` tensors of its model, hyperparameters, ``batch`` tensors of its batch.
@@ -360,7 +363,8 @@ def _near(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 _NOISE = 64
-"""Roundings of the largest gradient below which others are noise, as that of a bias before batch normalisation."""
+"""Rounding errors of the largest gradient below which other gradients are noise, as is that of a bias before batch
+normalisation."""
 
 
 def _close(a: Tensor | None, b: Tensor | None, largest: float) -> bool:
@@ -368,7 +372,7 @@ def _close(a: Tensor | None, b: Tensor | None, largest: float) -> bool:
         return a is b
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    if torch.equal(a, b):  # what is frozen may be large: this takes no memory
+    if torch.equal(a, b):  # frozen tensors may be large, and this takes no memory
         return True
     if not a.is_floating_point():
         return False

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from functools import cache
 
 Form = tuple[int, frozenset[int]]
-"""A program's number of members, and which inputs are one for all of them."""
+"""A program's number of members, and the indices of inputs that are one tensor for all of them."""
 
 ALONE: Form = (1, frozenset())
 
 _FIXED = 0.5
-"""Share of a member's seconds that several are taken to have in common before two are known."""
+"""Assumed share of a member's seconds that several members have in common, until programs of several are measured."""
 _BUILDS = 50.0
-"""Steps of a member that last as long as building a program takes for each of its members, before one was built."""
+"""Assumed time for building a program, per member, in steps of one member, until a program was built."""
 _PAID = 0.25
-"""Share of what building takes that must have been saved before if it is a power of two of members, which other numbers
-need, too: steps that come save the rest."""
+"""Share of the building time that must have been saved before a program for a power of two of members is built. Other
+numbers of members need it, too, so that later steps save the rest."""
 _RECENT = 0.02
 """Weight of the last run in a program's moving average, since conditions change."""
 
@@ -34,7 +34,7 @@ class _Runs:
     """Seconds of a program's runs; before the first run, it is assumed to take as long as expected."""
 
     seconds: float
-    """The mean of these seconds, in which the last ones count for more."""
+    """Moving average of the seconds of a run."""
     count: int = 0
 
 
@@ -46,10 +46,10 @@ class Worth:
     """
 
     def __init__(self, in_common: Callable[[frozenset[int]], float]) -> None:
-        self._in_common = cache(in_common)  # which looks at the whole graph
-        self._runs: dict[Form, _Runs] = {}  # of what is built
-        self._each = 0.0  # seconds of building the last one, by member
-        self._saved: dict[Form, float] = {}  # what programs that are not built would have saved, in seconds
+        self._in_common = cache(in_common)  # cached, since it looks at the whole graph
+        self._runs: dict[Form, _Runs] = {}  # of existing programs
+        self._each = 0.0  # seconds of building the last program, per member
+        self._saved: dict[Form, float] = {}  # seconds that missing programs would have saved
 
     def __contains__(self, form: Form) -> bool:
         """Whether a program of this kind exists."""
@@ -114,8 +114,8 @@ class Worth:
         return sum(self._runs[of].seconds if of in self._runs else self.expected(of) for of in division)
 
     def expected(self, form: Form) -> float:
-        """Return the seconds of a step by a program, as far as is known: on a straight line through those of one member
-        and of the known number that is the nearest."""
+        """Return the expected seconds of a step by a program. They are on a straight line through those of one member
+        and those of the measured program whose number of members is nearest."""
         if form == ALONE or ALONE not in self._runs:
             return math.inf
         (width, shared), alone = form, self._runs[ALONE].seconds
