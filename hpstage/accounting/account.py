@@ -158,8 +158,8 @@ class Account(Accounting):
 
 
 def new_account(journal: Journal) -> Account:
-    """Create the account of a journal's plan, with nothing folded yet, except what a snapshot holds of the plan. Raise
-    :class:`StoreError` if there is no plan."""
+    """Create the account of a journal's plan. Nothing is folded yet, except a snapshot of the plan if there is one.
+    Raise :class:`StoreError` if there is no plan."""
     header = read_header(journal)
     plan = from_snapshot(journal, header.workload, shares(header))
     return Account(plan or SearchPlan(header.workload, sharing=shares(header)))

@@ -82,8 +82,8 @@ class Request:
 
 @dataclass(slots=True)
 class Call:
-    """The workers of a driver, which is one for each call of ``optimize``, and its period of work from the start of its
-    first stage to its last report."""
+    """A driver's workers and its period of work, from the start of its first stage to its last report. Each call of
+    ``optimize`` has its own driver."""
 
     first: float
     last: float
@@ -101,7 +101,7 @@ class Accounting:
         self.position = 0
         """Number of the journal's records that are folded."""
         self.tallies: defaultdict[str, Tally] = defaultdict(Tally)  # by study
-        self.trials: dict[TrialId, TrialRow] = {}  # those of which anything was requested
+        self.trials: dict[TrialId, TrialRow] = {}  # those with requested steps or charged seconds
         self.nodes: dict[NodeId, NodeRow] = {}
         self.requests: defaultdict[tuple[NodeId, int], Request] = defaultdict(Request)
         self.presence = Presence()
@@ -112,8 +112,9 @@ class Accounting:
         self._endings = Endings()
         self._pools: dict[DriverId, str] = {}
         self._open: dict[ChainId, tuple[DriverId, tuple[WorkerId, ...]]] = {}  # drivers and workers of running chains
-        self._closed: tuple[ChainId, DriverId, tuple[WorkerId, ...]] | None = None  # the last: its loss may follow
-        # The latest exceptions of the user's code by node and place, until a later search gets past it.
+        self._closed: tuple[ChainId, DriverId, tuple[WorkerId, ...]] | None = None  # the last one: its loss may follow
+        # The latest exceptions of the user's code, by node, step and whether it was evaluating, until a later search
+        # gets past them.
         self._failures: dict[NodeId, dict[tuple[int, bool], StageFailed]] = {}
 
     # --- folding ------------------------------------------------------------------------------------------
@@ -142,7 +143,7 @@ class Accounting:
         if step > row.requested:
             self._ask_first(planned, row, step)
         if ending is not None and ending.outcome == "pruned":
-            return  # it has no value there
+            return  # a pruned trial has no value there
         if step in row.targets:
             return  # a resumed call requests again
         row.targets = tuple(sorted((*row.targets, step)))
@@ -168,7 +169,7 @@ class Accounting:
             start, its = node.start, self.node(node)
             known = tally.reach.get(node.id, start)
             if known >= stop:
-                break  # then so was all above it
+                break  # and so were all steps above it
             tally.reach[node.id] = stop
             unique += stop - known
             if stop > its.reach:
@@ -197,7 +198,7 @@ class Accounting:
         row = self.nodes.get(fact.node) or self.node(self.plan.nodes[fact.node])
         request = self.requests.get((fact.node, fact.step))
         waiting = None if request is None else request.waiting
-        if waiting and fact.start == fact.step:  # for its evaluation alone
+        if waiting and fact.start == fact.step:  # it was only evaluated
             payer = self.plan.trials[waiting[0]]
         else:
             payer = row.payer(fact.step)
@@ -258,7 +259,7 @@ class Accounting:
             call.workers.add(team[0])
 
     def _end(self, fact: TrainingEnded) -> None:
-        """Withdraw the steps requested beyond the end of training, as without sharing."""
+        """Withdraw the steps requested beyond the end of training, as would happen without sharing."""
         ended_on = self.plan.nodes[fact.node]
         self._endings.end(fact, ended_on.state(fact.last))
         ended: dict[TrialId, None] = {}
@@ -349,7 +350,7 @@ class Accounting:
         request = self.requests.get((failure.node, failure.step))
         return request is not None and request.evaluated
 
-    # By type: a match would take as long as the handlers.
+    # Dispatched by type, since a match statement would take as long as the handlers.
     HANDLERS: ClassVar[Mapping[type, Callable[[Any, Any], Charge | Waste | None]]] = {
         TargetAsked: _ask,
         StateReached: _reached,
@@ -370,7 +371,7 @@ class Accounting:
     # --- rows ---------------------------------------------------------------------------------------------
 
     def trial(self, id: TrialId) -> TrialRow:
-        """Return the row of a trial, which begins now if it has none."""
+        """Return the row of a trial, creating it if needed."""
         row = self.trials.get(id)
         if row is None:
             study = self.plan.study_of(id)
@@ -390,7 +391,7 @@ class Accounting:
         return summed(tally.sums for tally in self.tallies.values())
 
     def alone_seconds(self, study: str | None = None) -> float:
-        """Estimate the worker seconds of the results of a study, or of all, without sharing. O(studies)."""
+        """Estimate the worker seconds for the results of a study, or of all studies, without sharing. O(studies)."""
         tallies = self.tallies.values() if study is None else (self.tallies[study],)
         evaluate_seconds = self.plan.totals.average_evaluate_seconds
         return sum([tally.sums.alone_seconds(evaluate_seconds) for tally in tallies])
@@ -402,7 +403,7 @@ class Accounting:
         return self.alone_seconds(study) - used.worker_seconds
 
     def requested_nodes(self) -> int:
-        """Return the number of nodes along which anything was requested."""
+        """Return the number of nodes with requested steps."""
         return sum([row.reach > row.node.start for row in self.nodes.values()])
 
     def front(self, node: NodeId) -> int:
@@ -411,7 +412,7 @@ class Accounting:
         return 0 if row is None else row.front
 
     def first_requests(self, node: Node, start: int, stop: int) -> Iterator[tuple[int, int, PlannedTrial]]:
-        """Yield ``(start, stop, trial)`` for steps of a node: who requested them first, in the order of the steps."""
+        """Yield ``(start, stop, trial)`` for steps of a node, in order: ``trial`` was the first to request them."""
         row = self.nodes.get(node.id)
         if row is not None:
             yield from row.first_requests(start, stop)

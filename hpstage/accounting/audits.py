@@ -24,7 +24,7 @@ class AuditFigures:
     seconds: float = 0.0
     """Worker seconds of all audits, which are charged to no trial."""
     waited: float = 0.0
-    """Seconds of these that workers spent after the search had nothing left to train; the rest was idle time."""
+    """Part of these seconds, spent after the search had nothing left to train; the rest was idle time."""
     _spans: dict[NodeId, list[tuple[int, int]]] = field(default_factory=dict, repr=False)
 
     def add(self, fact: Audited, plan: SearchPlan) -> None:
@@ -50,7 +50,7 @@ class AuditFigures:
         return sum(stop - start for spans in self._spans.values() for start, stop in spans)
 
     def share(self, plan: SearchPlan) -> float:
-        """Return the steps trained again as a part of those that were trained."""
+        """Return the fraction of the trained steps that audits have trained again."""
         return self.steps / plan.totals.steps_trained if plan.totals.steps_trained else 0.0
 
     @property
@@ -95,7 +95,7 @@ class AuditReport:
 
     Attributes:
         figures: numbers, and the audits themselves.
-        differences: the states that were trained again and differ, with the two ways of getting there.
+        differences: the states that differ when they are trained again, with the ways in which each was trained.
     """
 
     figures: AuditFigures

@@ -66,7 +66,7 @@ class Book:
     account: Account
     study: str | None = None
     checkpoints: CheckpointStore | None = None
-    """Where the plan's training logs are, if that is known."""
+    """The store that holds the plan's training logs, if it is known."""
     store: str = ""
     """The address of the store, without secrets; ``""`` if the journal was given without one."""
 
@@ -81,7 +81,7 @@ class Book:
 
     @cached_property
     def rejected(self) -> dict[TrialId, TrialProposed]:
-        """The trials that the space has rejected: it has described none, so that they are not among :attr:`trials`."""
+        """The trials that the space has rejected. They have no schedules and so are not among :attr:`trials`."""
         proposed = self.account.plan.searches.proposed
         return {id: fact for id, fact in proposed.items() if fact.rejected is not None and self.is_mine(id)}
 
@@ -212,8 +212,8 @@ class Book:
 
     @cached_property
     def studies(self) -> list[str]:
-        """The studies in the book, in the order in which they were added to the plan. One that ended without
-        a trial, as where the first call was refused, is only there alone."""
+        """The studies in the book, in the order in which they were added to the plan. Studies that ended without a
+        trial (their first call was refused) are listed only if there are no others."""
         if self.study is not None:
             return [self.study]
         plan = self.account.plan
@@ -234,7 +234,7 @@ class Book:
         return {id: values for id, values in self.values.items() if ended[id].feasible}
 
     def value_of(self, id: TrialId) -> float | None:
-        """The first objective of a trial; of one that was not completed, at the last step that it was answered."""
+        """The first objective of a trial; if the trial was not completed, at its last step with a result."""
         if id in self.values:
             return self.values[id][0]
         state = self.account.plan.result_of(self.trials[id])
@@ -252,13 +252,13 @@ class Book:
 
     @property
     def best(self) -> TrialId | None:
-        """The completed, feasible trial with the best value, the lowest number of equals. ``None`` if there is none, or
-        none is comparable (see :attr:`best_first`)."""
+        """The completed, feasible trial with the best value; of equal trials, the one with the lowest number. ``None``
+        if there is none, or trials cannot be compared (see :attr:`best_first`)."""
         return next((id for id in self.best_first[:1] if id in self.feasible), None)
 
     @cached_property
     def front(self) -> list[TrialId]:
-        """The completed, feasible trials on the Pareto front; empty where the directions are unknown or several studies
+        """The completed, feasible trials on the Pareto front; empty if the directions are unknown, or several studies
         would have to be compared (see :attr:`best_first`)."""
         started = self.started
         if started is None or len(started.directions) != len(started.metric) or len(self.studies) != 1:

@@ -34,7 +34,7 @@ class Work(NamedTuple):
 def lower_bound(tree: Iterable[Work], workers: int) -> float:
     """Return a lower bound on the seconds that ``workers`` workers take for all the work. O(n log n).
 
-    Exact for what it says: the maximum over all depths, not only over those at which the tree forks.
+    The maximum is taken over all depths, not only over those at which the tree forks.
     """
     changes: dict[float, float] = defaultdict(float)  # of the worker seconds per second, by depth
     left = critical = 0.0
@@ -63,11 +63,11 @@ class Speeds:
     """
 
     branch: float = 1.0
-    """The most seconds of training that pass on a branch in a second."""
+    """Maximum number of seconds of training on a branch per second."""
     worker: float = 1.0
-    """The most seconds of training that a worker does in a second."""
+    """Maximum number of seconds of training by a worker per second."""
     evaluations: int = 1
-    """The most evaluations that a worker does at a time."""
+    """Maximum number of evaluations that a worker does at a time."""
 
 
 ONE_CHAIN = Speeds()
@@ -80,8 +80,10 @@ def speeds(
 
     Args:
         workers: number of workers.
-        slots: the most chains that a worker trains side by side, and ``step_times`` what a step of several takes.
-        widest: the most workers that train a chain together, and ``speedup`` how many times as fast as one.
+        slots: maximum number of chains that a worker trains side by side.
+        step_times: the time of a step by the number of chains side by side.
+        widest: maximum number of workers that train a chain together.
+        speedup: returns the speed of this many workers together, relative to one.
     """
     gangs = {width: speedup(width) for width in range(2, min(widest, workers) + 1)}
     return Speeds(
@@ -93,7 +95,7 @@ def speeds(
 
 
 def measured_speeds(accounting: Accounting, workers: int) -> Speeds:
-    """Return how fast ``workers`` workers were at best: in gangs by their reports, side by side as measured before."""
+    """Return the highest speeds of ``workers`` workers: in gangs, by their reports; side by side, by measured times."""
     times = accounting.plan.step_times or ALONE
     slots, _ = times.seconds[-1]
     widths = accounting.widths
@@ -110,7 +112,7 @@ class _Branch:
         self.reach = 0
         self.evaluated: set[int] = set()
         self.passed: set[int] = set()  # evaluated steps that a trial passes without requesting their metrics
-        self.waits: list[int] = []  # the other ones, in order
+        self.waits: list[int] = []  # the other evaluated steps, in order
         self.depth = 0.0  # of the node's start
 
     def depth_at(self, start: int, step: int, evaluate_seconds: float) -> float:
@@ -126,8 +128,8 @@ def tree_work(
 ) -> Iterator[Work]:
     """Yield the work of a tree: all steps once, and one evaluation of each target. O(segments and targets).
 
-    All steps of a node take the same time. What lies beyond a target waits for its evaluation if every trial that
-    continues from there has requested it; otherwise it may be evaluated while training continues.
+    All steps of a node take the same time. Training beyond a target waits for the target's evaluation if every trial
+    that continues from there has requested it; otherwise the target may be evaluated while training continues.
 
     Args:
         trials: trials, each with its targets in ascending order, the last of which is where it ends.

@@ -69,7 +69,7 @@ def rows(branches: Collection[_Branch]) -> dict[NodeId, int]:
     """Assign each branch a row, from top to bottom. The parent of every branch must be among the branches.
 
     The children of a branch are below it, the latest to fork first, so that no connector crosses another branch. A
-    child that starts where its parent's branch ends takes over its row.
+    child that starts where its parent's branch ends continues in the same row.
     """
     children: dict[NodeId | None, list[_Branch]] = {}
     for branch in branches:
@@ -155,7 +155,7 @@ def points_of(branch: Branch, metric: str | None) -> list[tuple[int, float]]:
 
 
 def measured(branches: dict[NodeId, Branch], metric: str | None, *, maximize: bool) -> dict[NodeId, Measured]:
-    """Return what was measured of the metric on each branch. ``branches`` must have parents before children."""
+    """Return the values of the metric on each branch. ``branches`` must have parents before children."""
     found = {id: Measured(points_of(branch, metric)) for id, branch in branches.items()}
     best = max if maximize else min
     # From the leaves up, so that a branch's value is known before it is passed to its parent.
@@ -171,5 +171,5 @@ def measured(branches: dict[NodeId, Branch], metric: str | None, *, maximize: bo
 
 
 def merit(value: float | None, *, maximize: bool) -> float:
-    """Return the value such that greater is better."""
+    """Return the value, negated unless it is maximized, so that greater is better; without a value, the worst."""
     return -math.inf if value is None else value if maximize else -value

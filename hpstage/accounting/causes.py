@@ -8,15 +8,15 @@ Rules and assumptions:
   :func:`hpstage.accounting.savings.seconds_alone`. Without sharing, a trial neither loads nor saves, so savings are
   underestimated.
 - A trial counts up to its last result. A trial that ended without failing would have been trained to its end if it had
-  not been stopped; the evaluations it would have had there are not counted. A trial that failed or has not ended would
-  have got no further alone. The same applies to a trial that another one extends (``extend=True``), since the extending
-  trial counts as a whole.
+  not been stopped; the evaluations it would have had there are not counted. A trial that failed or has not ended is
+  assumed to get no further without sharing. The same applies to a trial that another one extends (``extend=True``),
+  since the extending trial counts as a whole.
 - A fork of population based training counts as a separate trial, including the steps of its donor.
 - If two trials request the same step, the later one shares it; the same applies to evaluations of a state. The rule
   also holds between studies: a study is charged for what it requested first, even if the other would have needed it
   sooner.
-- Where chains were trained side by side by a worker, or one by several, the mean times are those of a worker that
-  trains nothing else, as far as they are known (:attr:`hpstage.plan.facts.StateReached.alone_seconds`).
+- If a worker trained several chains side by side, or several workers trained one chain, the mean times are those of a
+  worker that trains nothing else, as far as they are known (:attr:`hpstage.plan.facts.StateReached.alone_seconds`).
 - A chain that continued from a live state would have loaded it from disk, in the mean time of the measured loads from
   disk. If there were none, this is not counted.
 """
@@ -59,9 +59,9 @@ class Causes:
     other_study: float
     """Steps and evaluations that a trial of another study had requested first."""
     fused: float
-    """Training that workers saved by training chains side by side."""
+    """Training time that workers saved by training chains side by side."""
     exchange: float
-    """Further training time because several workers trained a chain together."""
+    """Additional training time because several workers trained a chain together."""
     from_disk: float
     """Loading, if every chain that continued from a state had loaded it from disk."""
     live: float
@@ -200,8 +200,8 @@ def _live(book: Book) -> float:
 
 
 def _beyond(book: Book) -> tuple[float, int, float]:
-    """Return, of the training charged to the book's trials, the seconds and steps of repeated training, and the
-    seconds of first training for trials without a result there."""
+    """Return parts of the training charged to the book's trials: the seconds and steps of repeated training, and the
+    seconds of training steps for the first time for trials without a result at or after them."""
     again = unanswered = 0.0
     again_steps = 0
     account, answered = book.account, book.answered
@@ -265,7 +265,7 @@ def _gaps(known: list[tuple[int, int]], start: int, stop: int) -> list[tuple[int
 
 
 def idle_seconds(book: Book) -> float:
-    """See :attr:`Causes.idle`."""
+    """Return :attr:`Causes.idle`."""
     # Never below 0: workers of two clusters may have the same name.
     idle = (rounded(max(0.0, present_seconds(book, worker) - its.seconds)) for worker, its in book.workers.items())
     return sum(idle, 0.0)

@@ -19,7 +19,7 @@ class Cause:
 
     failures: list[StageFailed] = field(default_factory=list)
     trials: dict[TrialId, None] = field(default_factory=dict)
-    """The trials that they failed, in order, as keys."""
+    """The trials that failed because of them, in order, as keys."""
 
     @property
     def steps(self) -> tuple[int, int]:
@@ -33,7 +33,7 @@ class Cause:
 
 
 def by_cause(failures: Iterable[tuple[StageFailed, Iterable[TrialId]]]) -> list[Cause]:
-    """Return the causes of failures, those that failed most trials first.
+    """Return the causes of failures, those with the most failed trials first.
 
     Args:
         failures: exceptions with the trials that each has failed.

@@ -1,8 +1,8 @@
 """Charging of workers' time to trials. Pure.
 
-Every second of a worker is charged to one trial: the first that requested the last of the steps trained or, where
-nothing was trained, the first that waits for the evaluation. Seconds are rounded (:func:`rounded`), so that they
-add up exactly however they are grouped.
+Every second of a worker is charged to one trial: the first trial that requested the last of the trained steps or, if
+none was trained, the first trial that waits for the evaluation. Seconds are rounded (:func:`rounded`), so that they add
+up exactly however they are grouped.
 """
 
 from __future__ import annotations

@@ -12,29 +12,29 @@ from hpstage.plan.messages import host_of
 
 @dataclass(slots=True)
 class _Present:
-    """A worker that drivers have, and the time up to which its seconds are counted."""
+    """The drivers that have a worker, and the time up to which its seconds are counted."""
 
     drivers: list[DriverId]
     since: float
 
 
 class Presence:
-    """The workers that drivers have, and the seconds of those they had.
+    """The workers that drivers have now, and the seconds for which they have had workers.
 
     A worker is present from when its driver recorded that it joined until it recorded that it left, or until the driver
-    is found to be gone. The slots of one worker are one. While several drivers have a worker, each is charged an equal
-    share of it, so that the studies' sums add up to the plan's. Journals of earlier builds do not record who joined:
-    there, a worker is present from its first chain on.
+    is found to be gone. The slots of a worker count as one worker. While several drivers have a worker, each is charged
+    an equal share of it, so that the studies' sums add up to the plan's. Journals of earlier builds do not record which
+    workers joined: there, a worker is present from its first chain on.
     """
 
     def __init__(self) -> None:
         self.now = -math.inf
         """The latest time reported on the workers' clock."""
         self._present: dict[tuple[str, WorkerId], _Present] = {}  # by pool and name
-        self._pools: dict[DriverId, dict[WorkerId, str]] = {}  # of the workers that each driver has
+        self._pools: dict[DriverId, dict[WorkerId, str]] = {}  # the pool of each worker that a driver has
         self._seconds: dict[DriverId, float] = {}
         self._studies: dict[DriverId, str] = {}
-        self._most: dict[DriverId | None, int] = {}  # the most workers at a time of each driver, and of all together
+        self._most: dict[DriverId | None, int] = {}  # most workers at a time; None: of all drivers
 
     def advance(self, at: float) -> None:
         if at > self.now:
@@ -93,7 +93,7 @@ class Presence:
     def _leave(self, driver: DriverId, worker: WorkerId, at: float) -> None:
         pool = self._pools.get(driver, {}).pop(worker, None)
         if pool is None:
-            return  # with its first slot, or its driver
+            return  # it has left before, with its first slot or its driver
         present = self._present[pool, worker]
         self._count(present, at)
         present.drivers.remove(driver)
@@ -101,7 +101,7 @@ class Presence:
             del self._present[pool, worker]
 
     def _count(self, worker: _Present, at: float) -> None:
-        """Count a worker's seconds up to a time. Reports of several drivers come out of order."""
+        """Count a worker's seconds up to a time, which may be earlier than the last one: drivers report at any time."""
         for driver in worker.drivers:
             self._seconds[driver] = self._seconds.get(driver, 0.0) + max(0.0, at - worker.since) / len(worker.drivers)
         worker.since = max(worker.since, at)

@@ -32,17 +32,17 @@ class Savings:
     steps_asked: int
     """Steps that the algorithm requested, over all trials."""
     steps_unique: int
-    """Unique steps among them: the steps that a perfect stage tree trains."""
+    """Unique steps among those requested: the steps that a perfect stage tree trains."""
     steps_trained: int
     """Steps trained for this search (fewer than unique if others had trained some, or if it was interrupted)."""
     steps_shared: int
-    """Unique steps among them that were trained before this search, or for other searches."""
+    """Unique steps that were trained before this search, or for other searches."""
     steps_wasted: int
     failed: int
     """Number of failed trials."""
     merge_rate: float
-    """Of the trials of this search: see :func:`hpstage.accounting.sums.merge_rate`. Status, page, metrics and reports
-    show that of all the study's searches, which is another if it has had several."""
+    """The merge rate of this search's trials (:func:`hpstage.accounting.sums.merge_rate`). Status, page, metrics and
+    reports show that of all the study's searches, which differs if there were several."""
     cost_weighted_merge_rate: float
     worker_seconds: float
     worker_seconds_alone: float
@@ -56,31 +56,33 @@ class Savings:
     fused_seconds: float
     """Saved by training siblings side by side on a worker (``numerics = "stacked"``); part of the time saved."""
     exchange_seconds: float
-    """Further training time because several workers trained a trial together; part of the time used."""
+    """Additional training time because several workers trained a trial together; part of the time used."""
     critical_path_seconds: float
     """Training and evaluation time of the longest trial, which more workers cannot shorten."""
     lower_bound_seconds: float | None
     """Lower bound on the makespan of the same work (:mod:`hpstage.accounting.bound`). ``None`` for a call that resumed
-    an interrupted one or found states on the store, since it had less to do."""
+    an interrupted one or found states in the store, since it had less to do."""
     kept: int
-    """Checkpoints of the whole plan at the end of the search, and below their size in bytes."""
+    """Number of checkpoints of the whole plan at the end of the search."""
     kept_bytes: int
+    """Size of these checkpoints."""
     makespan: float
-    """Seconds from the start of the first stage to the last report, on the workers' clock; of a search that was
-    interrupted and resumed, of all its calls, without the pauses in between."""
+    """Seconds from the start of the first stage to the last report, on the workers' clock. For a search that was
+    interrupted and resumed, over all its calls, without the pauses in between."""
     workers: int
     frozen_batches: int = 0
-    """Batches of all trials to which frozen layers were to be applied (:class:`hpstage.plan.facts.FrozenWork`); below,
-    those for which a sibling or an earlier step had computed the same, and an estimate of the seconds saved. Those
-    saved by siblings are in ``fused_seconds``, too; the others are in no other figure, since the seconds without
-    sharing are measured in the same run."""
+    """Batches of all trials to which frozen layers were to be applied (:class:`hpstage.plan.facts.FrozenWork`)."""
     frozen_skipped: int = 0
+    """Batches of these for which a sibling or an earlier step had computed the result."""
     frozen_seconds: float = 0.0
+    """Estimated seconds that this saved. Those saved by siblings are in ``fused_seconds``, too; the others are in no
+    other figure, since the seconds without sharing are measured in the same run."""
     audited_share: float = 0.0
-    """Steps that audits have trained again as a part of those trained, on the whole plan; below, their worker seconds,
-    which are the work of no trial, and how many have found a difference."""
+    """Fraction of the whole plan's trained steps that audits have trained again."""
     audit_seconds: float = 0.0
+    """Worker seconds of these audits, which are charged to no trial."""
     audit_differences: int = 0
+    """Number of these audits that have found a difference."""
 
     @property
     def less_training(self) -> str:
@@ -138,7 +140,7 @@ class Savings:
         return {name: getattr(self, name) for name in [*names, "saved_seconds"]}
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return names and values as they are shown."""
+        """Return the names and values that are shown."""
         rows = [
             ("trials", f"{self.trials}"),
             ("steps requested", f"{self.steps_asked:,}"),
@@ -215,7 +217,7 @@ def shortest_makespan(
 ) -> float:
     """Return a lower bound on the makespan of these trials up to their last results, at the plan's measured seconds.
 
-    ``sharing=False``: of each trial by itself.
+    ``sharing=False``: as if each trial were trained by itself.
     """
     answered = [(trial, steps) for trial in trials if (steps := answered_steps(trial))]
     trees = [answered] if sharing else [[trial] for trial in answered]
@@ -231,7 +233,7 @@ def savings_of(accounting: Accounting, study: str | None = None, *, latest: bool
     ``steps_trained`` counts the steps that it is charged for.
 
     Args:
-        latest: of the study's last search only: what its trials were charged since it began.
+        latest: only count the study's last search: what was charged to its trials since it began.
     """
     plan = accounting.plan
     tally = None if study is None else accounting.tallies[study]
@@ -241,7 +243,7 @@ def savings_of(accounting: Accounting, study: str | None = None, *, latest: bool
         took, allocated = took.since(tally.before), allocated - tally.allocated_before
         drivers -= tally.drivers_before
         proposed = plan.searches[study].proposed
-        # A trial that another one extends counts with that.
+        # A trial that another one extends counts as part of that one.
         ids = {fact.trial for fact in proposed if fact.trial is not None} - {fact.extends for fact in proposed}
     else:
         ids = {id for id in (*plan.trials, *plan.ended) if study is None or plan.study_of(id) == study}
@@ -300,8 +302,8 @@ def _is_whole(accounting: Accounting, study: str | None, drivers: int, *, latest
 
 
 def merged(plan: SearchPlan, trials: Iterable[PlannedTrial] | None = None) -> Merged:
-    """Return what these trials request, by default all, with and without repetitions. O(their segments and the states
-    of those)."""
+    """Return the training that these trials (by default all) request, with and without repetitions. O(their segments
+    and the states on these)."""
     found, reach = Merged(), dict[NodeId, int]()
     for trial in plan.trials.values() if trials is None else trials:
         path = trial.path_to(trial.requested)

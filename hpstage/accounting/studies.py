@@ -17,7 +17,7 @@ from hpstage.plan.winners import best_state
 
 
 class Best(msgspec.Struct, frozen=True):
-    """The best of the values reported to the study; both extremes if its search did not state a direction."""
+    """The best of the values reported to the study; one for each extreme if its search states no direction."""
 
     metric: str
     value: float | str
@@ -28,12 +28,11 @@ class Best(msgspec.Struct, frozen=True):
 class StudyRow(msgspec.Struct, frozen=True):
     """A study of a plan.
 
-    ``trials``: how many are COMPLETE, PRUNED, FAIL and REJECTED (by the space, before any training); of the others,
-    while the study is running, how many are RUNNING, PAUSED and NOT BEGUN
-    (:meth:`hpstage.accounting.account.Account.waits_for`), else how many are OPEN. ``n_trials``: how many the sampler
-    proposes. ``state``: ``running`` if a driver holds the study, ``interrupted`` if none does though its search has not
-    ended. Steps of trials shared with other studies are this study's share; seconds as in
-    :mod:`hpstage.accounting.tables`.
+    ``trials``: the number of trials by state: COMPLETE, PRUNED, FAIL and REJECTED (by the space, before any training).
+    Unfinished trials are RUNNING, PAUSED or NOT BEGUN (:meth:`hpstage.accounting.account.Account.waits_for`) while the
+    study is running, otherwise OPEN. ``n_trials``: the number of trials that the sampler proposes. ``state``:
+    ``running`` if a driver holds the study, ``interrupted`` if none does although its search has not ended. Steps are
+    those that the study's trials requested; seconds are as in :mod:`hpstage.accounting.tables`.
     """
 
     study: str
@@ -107,9 +106,9 @@ def _best(feasible: Mapping[TrialId, tuple[float, ...]], record: SearchRecord, i
 
 
 class RunRow(msgspec.Struct, frozen=True):
-    """A trial. ``best``: value, step and name of its study's first metric, if it has any; ``at``: when it ended, or
-    else was trained last, as far as is known; ``branches``: how many trials branch from it; ``bytes``: of the
-    checkpoints on its path, what they have in common once; other trials may have some of them."""
+    """A trial. ``best``: its study's first metric, the best value, and the step of that value, if it has any; ``at``:
+    when it ended, or else was last trained, if known; ``branches``: how many trials branch from it; ``bytes``: size of
+    the checkpoints on its path, some of which other trials may share. Parts in common count once."""
 
     trial: TrialId
     steps: int
@@ -138,7 +137,7 @@ def run_rows(plan: SearchPlan) -> list[RunRow]:
                 steps=planned.steps,
                 trained=max((state.step for state in states if state.is_known), default=0),
                 best=_best_of_trial(plan, planned),
-                at=used if ended is None else ended.at,  # what branches from it later uses its states, too
+                at=used if ended is None else ended.at,  # trials that branch from it later use its states, too
                 branch_of=forks[id].donor if id in forks else None,
                 branches=branches[id],
                 bytes=sum(one.own for one in kept) + sum(parts.values()),

@@ -11,9 +11,9 @@ from hpstage.plan.facts import ChainLost, StateReached
 
 
 def merge_rate(requested: float, unique: float) -> float:
-    """Return steps requested over all trials / unique steps among them (arXiv 2006.11972, section 2): how much less is
-    trained than without sharing. Of a search, of a study (all its searches) or of a plan (all its
-    studies); by cost, seconds take the place of steps."""
+    """Return the merge rate of a search, a study (all its searches) or a plan (all its studies): steps requested over
+    all trials / unique steps among them (arXiv 2006.11972, section 2). It is the factor by which less is trained than
+    without sharing. By cost, both counts are seconds instead of steps."""
     return requested / unique if unique else 1.0
 
 
@@ -33,19 +33,19 @@ class Sums:
     steps_trained: int = 0
     steps_wasted: int = 0
     stages_done: int = 0
-    """How often a node was trained to the farthest step requested of it. Never falls: further requests of a node are
-    further stages."""
+    """How often a node was trained to the farthest step requested of it. Never decreases: further requests of a node
+    are further stages."""
     train_seconds: float = 0.0
     load_seconds: float = 0.0
     evaluate_seconds: float = 0.0
     save_seconds: float = 0.0
     wasted_seconds: float = 0.0
     fused_seconds: float = 0.0
-    """Further training time if no worker had trained several chains side by side."""
+    """Training time that workers saved by training several chains side by side."""
     exchange_seconds: float = 0.0
-    """Further training time where several workers trained a chain, compared with one."""
+    """Additional training time because several workers trained a chain together."""
     frozen_batches: int = 0
-    """See :class:`hpstage.plan.facts.FrozenWork`; those below, too."""
+    """For this and the next two, see :class:`hpstage.plan.facts.FrozenWork`."""
     frozen_skipped: int = 0
     frozen_seconds: float = 0.0
     answers: int = 0
@@ -118,7 +118,7 @@ def summed(studies: Iterable[Sums]) -> Sums:
 
 @dataclass(slots=True)
 class Merged:
-    """Training requested by a set of trials: the sum over trials, the unique steps among them, and those ``done``."""
+    """Training requested by a set of trials: the sum over trials, the unique steps, and how many of these are done."""
 
     steps_asked: int = 0
     steps_unique: int = 0
@@ -132,5 +132,5 @@ class Merged:
 
     @property
     def cost_weighted_rate(self) -> float:
-        """The merge rate with measured seconds in place of steps."""
+        """The merge rate by measured seconds instead of steps."""
         return merge_rate(self.seconds_requested, self.seconds_unique)

@@ -60,8 +60,8 @@ class Table:
 
 
 def cell(value: Value) -> Value:
-    """Return what a cell of a CSV file holds: texts, which others may have chosen, with control characters as
-    ``\\x1b``, and with a ``'`` before one that a spreadsheet would take for a formula."""
+    """Return the content of a CSV file's cell. In texts, which others may have chosen, control characters are written
+    as ``\\x1b``, and a ``'`` is put before a text that a spreadsheet would take for a formula."""
     if not isinstance(value, str):
         return value
     text = clean(value)
@@ -83,20 +83,20 @@ def trials(book: Book) -> Table:
     ``study``          name of the study
     ``number``         the trial's number in it
     ``trial``          its id in the plan
-    ``state``          COMPLETE, PRUNED, FAIL; REJECTED: the space described none; RUNNING: its search has not ended;
-                       missing: its search ended without it
+    ``state``          COMPLETE, PRUNED, FAIL; REJECTED: by the space; RUNNING: its search has not ended; missing: its
+                       search ended before the trial did
     ``value``          the value reported to the study; with several objectives ``values_0``, ``values_1``, ...
     ``steps``          its end step
     ``steps_asked``    number of steps requested of it
     ``steps_shared``   how many of these another trial had requested first
     ``seconds_alone``  estimate of its cost without sharing, up to the last target with a result
-    ``seconds_used``   seconds of workers that are charged to it: no other trial had requested the steps first
+    ``seconds_used``   worker seconds charged to it: for steps that no other trial had requested before
     ``seconds_saved``  ``seconds_alone - seconds_used``; negative where losses and loading outweigh sharing
     ``donor``          the trial that it branches from, at step ``forked_at``
     ``extends``        the finished trial that it extends
     ``ended``          when the study finished it
-    ``rejected``       what the space has raised instead of describing it
-    ``params_NAME``    the study's parameter (where types differ, as JSON)
+    ``rejected``       the exception that the space raised instead of returning its schedules
+    ``params_NAME``    the study's parameter (as JSON if types differ)
     =================  ===================================================================================
     """
     account = book.account
@@ -157,16 +157,16 @@ def stages(book: Book) -> Table:
     state.
 
     ====================  ================================================================================
-    ``node``, ``parent``  the node in the plan, and the node whose line it continues
+    ``node``, ``parent``  the node in the plan, and the node whose branch it continues
     ``start``, ``stop``   steps ``[start, stop)`` were trained
     ``worker``, ``chain``  the worker, and the chain the stage was part of
     ``began``, ``at``     when it started and finished, times
     ``train_seconds``, ``load_seconds``, ``evaluate_seconds``, ``save_seconds``  seconds of workers by activity
-    ``workers``           how many trained it: a part of one that trained others side by side
-    ``alone_seconds``     what one worker would have trained for that trains nothing else; missing: as long, or unknown
+    ``workers``           how many trained it; a fraction of one that trained several stages side by side
+    ``alone_seconds``     ``train_seconds`` of one worker that trains nothing else; missing: the same, or unknown
     ``source``            where the chain's first stage started: fresh, continued, live, disk; else missing
     ``trial``, ``study``  the trial charged: the first to request the step before ``stop``
-    ``hp_NAME``           the hyperparameter at ``start`` (where types differ, as JSON)
+    ``hp_NAME``           the hyperparameter at ``start`` (as JSON if types differ)
     ====================  ================================================================================
     """
     account, charges = book.account, book.charges
@@ -204,8 +204,8 @@ def states(book: Book) -> Table:
     only the states on its trials' paths.
 
     ================  ====================================================================================
-    ``node``, ``step``  the state: the node's line after this many steps
-    ``key``           its permanent name, also that of its checkpoint
+    ``node``, ``step``  the state: the node's branch after this many steps
+    ``key``           its permanent key, also of its checkpoint
     ``waiting``       number of trials waiting for its metrics
     ``kept_bytes``    bytes of its checkpoint; missing: there is none
     ``lost_reason``   why its checkpoint was last removed
@@ -247,7 +247,7 @@ def workers(book: Book) -> Table:
     ``start``, ``end``  times; ``end`` is missing while it is running
     ``steps``           steps trained and reported
     ``wasted_seconds``, ``wasted_steps``  training discarded after its last boundary (charged: see above)
-    ``outcome``         why it was discarded: stopped, failed, lost, died, ...; missing: nothing was
+    ``outcome``         why it was discarded: stopped, failed, lost, died, ...; missing: nothing was discarded
     ==================  ==================================================================================
     """
     steps: dict[ChainId, int] = {}
@@ -296,7 +296,7 @@ def events(facts: Sequence[Fact]) -> Table:
 
 
 def tables_of(book: Book) -> dict[str, Table]:
-    """Return the tables of a book by name: all but that of events."""
+    """Return all tables of a book by name, except that of events."""
     return {table.__name__: table(book) for table in (trials, stages, states, workers)}
 
 
@@ -328,7 +328,7 @@ def _text(fact: Fact) -> str:
 
 
 class _Sparse:
-    """Columns that not every row has, in order of appearance."""
+    """Columns without a value in some rows, in order of appearance."""
 
     def __init__(self) -> None:
         self._rows: dict[str, tuple[list[int], list[Value]]] = {}

@@ -14,8 +14,8 @@ from hpstage.plan.facts import DriverId, NodeId, StateReached, TrialId
 from hpstage.plan.nodes import Node, PlannedTrial
 
 End = Literal["COMPLETE", "PRUNED", "FAIL", "REJECTED"]
-"""How a trial has ended; REJECTED: the space has described none, so that nothing was trained. In the study, it is
-pruned or has failed."""
+"""How a trial has ended. REJECTED: the space raised instead of returning its schedules, so nothing was trained; in the
+study, it is pruned or has failed."""
 
 
 @dataclass(slots=True)
@@ -24,15 +24,17 @@ class Tally:
 
     sums: Sums = field(default_factory=Sums)
     before: Sums = field(default_factory=Sums)
-    """When the last search began; those below, too."""
+    """The sums when the last search began."""
     allocated_before: float = 0.0
+    """Allocated worker seconds when the last search began."""
     drivers_before: frozenset[DriverId] = frozenset()
+    """The study's drivers when the last search began."""
     reach: dict[NodeId, int] = field(default_factory=dict)  # the farthest step requested of each node
     ends: dict[TrialId, End | None] = field(default_factory=dict)
     """How each of its trials has ended, ``None`` if it has not."""
     by_end: Counter[End | None] = field(default_factory=Counter)
     """Number of trials by end."""
-    _answered: dict[NodeId, int] = field(default_factory=dict)  # steps of each trial up to its last result, summed
+    _answered: dict[NodeId, int] = field(default_factory=dict)  # steps up to each trial's last result, summed
 
     def end(self, trial: TrialId, end: End | None) -> None:
         """Record how a trial has ended; ``None``: it has begun."""
@@ -69,8 +71,8 @@ class NodeRow:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.reach = node.start  # the farthest step that any trial requested
-        # The ascending stops up to which it was requested first, and the trials that did. A node that was requested by
-        # its maker alone, as most are, has none.
+        # (stop, trial), ascending: the trial was the first to request the node up to that stop. None for a node that
+        # was only requested by its maker, as most are.
         self.requesters: list[tuple[int, PlannedTrial]] | None = None
         self.front = 0  # the farthest step that it has ever reached; 0: none
         self.done = node.start  # the step up to which its stages were counted as done
@@ -90,23 +92,22 @@ class NodeRow:
         self.reach = stop
 
     def complete(self) -> bool:
-        """Record that all stages of a trial are done; return whether this is new: its requested steps are all trained
-        only now."""
+        """Return whether all its requested steps are trained, for the first time since further steps were requested."""
         if self.done < self.reach <= self.front:
             self.done = self.reach
             return True
         return False
 
     def payer(self, step: int) -> PlannedTrial:
-        """Return the trial that requested first the step that leads to ``step``, or else the node's maker."""
+        """Return the trial that was the first to request the state at ``step``, or else the node's maker."""
         if self.requesters is None:
             return self.node.maker
         at = bisect_left(self.requesters, step, key=_stop)
         return self.requesters[at][1] if at < len(self.requesters) else self.node.maker
 
     def first_requests(self, start: int, stop: int) -> Sequence[tuple[int, int, PlannedTrial]]:
-        """Return ``(start, stop, trial)`` for the steps ``[start, stop)``: who requested them first, in the order of
-        the steps. Steps that no trial requested are left out."""
+        """Return ``(start, stop, trial)`` for steps in ``[start, stop)``, in order: ``trial`` was the first to request
+        them. Steps that no trial requested are left out."""
         stop = min(stop, self.reach)
         if start >= stop:
             return ()
