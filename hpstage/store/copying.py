@@ -1,4 +1,4 @@
-"""Copying the records of a journal to another: byte for byte, in order, resumable after any interruption."""
+"""Copying the records of one journal to another: byte for byte, in order, resumable after any interruption."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _BATCH = 1000
 
 
 def common_end(source: Journal, end: Cursor, target: Journal, name: str) -> Cursor:
-    """Return the end of the target's log, all of which must be the beginning of the source's up to ``end``.
+    """Return the end of the target's log, which must be a beginning of the source's log up to ``end``.
 
     Args:
-        name: the target's, for errors.
+        name: name of the target, for errors.
 
     Raises:
         UsageError: the target holds another log, or continues this one.

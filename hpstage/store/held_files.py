@@ -1,6 +1,6 @@
 """HeldFiles: whether the files of a SQLite database are still those that were opened.
 
-SQLite continues with files that were moved, deleted or written over, and whatever is recorded then is lost.
+SQLite continues with files that were moved, deleted or overwritten, and all that is recorded then is lost.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from pathlib import Path
 from hpstage.errors import StoreError
 
 GENERATION = "CREATE TABLE generation (id TEXT NOT NULL)"
-"""A table of one row, which is written when the file is made and never again. Files of earlier versions lack it."""
+"""A table of one row, which is written when the file is created and never changed. Files of earlier versions lack it.
+"""
 
-# Seconds between two looks at a file that is being written, and how many are taken.
+# Seconds between two attempts to read a file that is being written, and the number of attempts.
 _PAUSE = 0.05
 _LOOKS = 40
 
@@ -31,14 +32,14 @@ class HeldFiles:
         self._overwritten = False
 
     def check(self) -> None:
-        """Raise :class:`StoreError` if what is written would be lost. The caller has the write lock."""
+        """Raise :class:`StoreError` if records written now would be lost. The caller holds the write lock."""
         for file, number in zip(self._files, self._numbers, strict=True):
             found = _number(file)
             if found != number:
                 raise self._error(file, "moved or deleted" if found is None else "replaced by another file")
         there = self._path.stat()
         if there.st_mtime_ns != self._written:
-            # Records were moved there from the write-ahead log, or somebody has written over it.
+            # Records were moved there from the write-ahead log, or another program has overwritten it.
             self._overwritten |= there.st_size < self._size or not self._is_same()
             self._size, self._written = there.st_size, there.st_mtime_ns
         if self._overwritten:
@@ -54,12 +55,12 @@ class HeldFiles:
         return False
 
     def _read_generation(self) -> str | None:
-        """Return what stands in the database itself, not in its write-ahead log. Through SQLite, since to open and
-        close the file otherwise would give up the locks of this process."""
+        """Return the generation in the database itself, not in its write-ahead log. It is read through SQLite, since
+        opening and closing the file in another way would release the locks of this process."""
         try:
             connection = sqlite3.connect(f"{self._path.as_uri()}?mode=ro&immutable=1", uri=True)
             try:
-                # As long as somebody reads, the last pages may be in the write-ahead log alone. The database is then
+                # As long as somebody reads, the last pages may be only in the write-ahead log. The database is then
                 # shorter than its header states, which SQLite refuses otherwise; the pages read here never change.
                 connection.execute("PRAGMA writable_schema = ON")
                 found = connection.execute("SELECT id FROM generation").fetchone()

@@ -24,7 +24,7 @@ class Lease:
 
 
 class Journal(ABC):
-    """A log that every process folds in the same way, the rights to write to it, and what was folded, in one place.
+    """A log that every process folds in the same way, the leases of its writers, and a snapshot of its fold.
 
     **The log** is of opaque byte records (UTF-8 JSON, each a fact or an array of facts). *Atomic*: the records of one
     ``append`` become visible together, in order, or not at all. *Total order*: all readers in all threads and processes
@@ -49,11 +49,11 @@ class Journal(ABC):
     *Time is the store's*: no call carries the caller's time, so that a host whose clock is wrong by an hour does no
     harm. A store whose clock is set back neither shortens nor lengthens a lease by more than the lease's duration.
 
-    **The snapshot**, opaque bytes of up to some hundred MB, only saves time: whoever reads it checks it, and folds the
-    log if it is of no use. So a store need not prevent that a late writer replaces a newer one. *Whole*: what is read
-    is what one call has written, never parts of several; a writer that dies leaves the snapshot as it was, and nothing
-    that stays for ever. *Dispensable*: it may be lost at any time, and a call may write nothing while another writes.
-    *Aside*: neither call keeps appends and reads of the log waiting.
+    **The snapshot**, opaque bytes of up to some hundred MB, only saves time: its readers check it, and fold the log if
+    it cannot be used. So a store need not prevent a late writer from replacing a newer snapshot. *Whole*: a read
+    returns the content of one write, never parts of several; a writer that dies leaves the snapshot unchanged, and its
+    remains do not stay for ever. *Dispensable*: it may be lost at any time, and a call may write nothing while another
+    writes. *Separate*: neither call makes appends and reads of the log wait.
 
     *Safe*: instances may be used from several threads and opened by several processes. Failures are
     :class:`StoreError` and name the path and the remedy (full disk, read-only).
@@ -80,7 +80,7 @@ class Journal(ABC):
     def acquire_all(self, names: Iterable[str], owner: str, seconds: float) -> dict[str, int] | None:
         """Acquire all ``names`` for ``owner`` for ``seconds`` and return their tokens; ``None`` if another has one.
 
-        All or none, so that of two owners that want parts of the same chain one succeeds. A lease that ``owner`` holds
+        All or none, so that one of two owners that want parts of the same chain succeeds. A lease that ``owner`` holds
         and that has not expired keeps its token.
         """
 
@@ -100,7 +100,7 @@ class Journal(ABC):
         """Return the lease of ``name``, if it exists and has not expired."""
 
     def acquire(self, name: str, owner: str, seconds: float) -> int | None:
-        """Acquire ``name`` for ``owner`` for ``seconds`` from now and return its token; ``None`` if it is another's."""
+        """Acquire ``name`` for ``owner`` for ``seconds`` from now and return its token; ``None`` if another has it."""
         tokens = self.acquire_all([name], owner, seconds)
         return None if tokens is None else tokens[name]
 

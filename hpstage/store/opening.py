@@ -19,11 +19,11 @@ _FILE = "plan.sqlite"
 def open_or_make(
     store: str | os.PathLike[str] | None, name: str, workload: str, closing: ExitStack
 ) -> tuple[Journal, Path | None]:
-    """Open a workload's journal, which may be new and empty, and return it with its folder, if it is in one.
+    """Open a workload's journal, creating it if there is none, and return it with its folder, if it is in one.
 
     Args:
-        store: a folder, a URL, or ``None``: a folder of the workload's own below ``.hpstage``.
-        name: of the trainable, for the names of the workload's own plan on a server and in ``.hpstage``.
+        store: a folder, a URL, or ``None``: the workload's own folder in ``.hpstage``.
+        name: name of the trainable, which becomes part of the name of the workload's own plan.
 
     Raises:
         UsageError: an invalid URL.
@@ -42,7 +42,7 @@ def open_or_make(
 
 
 def find_journal(store: str | os.PathLike[str] | None, name: str, workload: str, closing: ExitStack) -> Journal | None:
-    """Open the journal that :func:`open_or_make` would open, if it is there: no folder is made."""
+    """Open the journal that :func:`open_or_make` would open, if it exists. No folder is created."""
     if _opener(store) is not None:
         return open_or_make(store, name, workload, closing)[0]
     folder = Path(DEFAULT_ROOT) / _own(name, workload) if store is None else Path(store)
@@ -59,13 +59,13 @@ def is_on_server(store: str | os.PathLike[str]) -> bool:
 
 
 def default_stores() -> list[Path]:
-    """Return the stores of searches from this folder that named none, the last written first."""
+    """Return the stores of searches that were started in this folder without ``store=``, the last written first."""
     plans = Path(DEFAULT_ROOT).glob(f"*/{_FILE}")
     return [plan.parent for plan in sorted(plans, key=lambda plan: (-last_written(plan.parent), plan))]
 
 
 def last_written(store: Path) -> float:
-    """Return when the plan in a folder was written last: SQLite writes into a file next to it first."""
+    """Return when the plan in a folder was last written. SQLite first writes into a file next to it."""
     return max(file.stat().st_mtime for file in store.glob(f"{_FILE}*"))
 
 

@@ -40,13 +40,13 @@ def registered(group: Group) -> list[str]:
 
 @lru_cache(32)
 def _points(group: Group, _: object) -> tuple[EntryPoint, ...]:
-    """Return a group's entry points. Looking them up reads a file of every distribution: most of the start of a search
-    that trains nothing."""
+    """Return a group's entry points. Looking them up reads a file of every distribution, which takes most of the time
+    of a search that trains nothing."""
     return tuple(entry_points(group=group))
 
 
 def _installed() -> tuple[tuple[str, float], ...]:
-    """Return what differs once a distribution has been installed or removed, or the path has changed."""
+    """Return a value that changes when a distribution is installed or removed, or the path changes."""
     folders = [str(folder) for folder in sys.path]  # programs put all kinds of objects there
     return tuple((folder, _modified(folder) if folder.endswith(_PACKAGES) else 0.0) for folder in folders)
 
@@ -59,7 +59,7 @@ def _modified(folder: str) -> float:
 
 
 def names(group: Group) -> list[str]:
-    """Return the names in a group of which hpstage has some itself, sorted; nothing is loaded.
+    """Return the names in a group to which hpstage itself contributes, sorted; nothing is loaded.
 
     Raises:
         UsageError: hpstage's own are missing.
@@ -89,8 +89,8 @@ def opener(group: Group, name: str, port: type[_T]) -> Callable[..., _T]:
     """Return the function of that name, which must return an instance of ``port``.
 
     Raises:
-        UsageError: there is none, it cannot be imported, or it is not a function; when called, that it returned
-            something else.
+        UsageError: there is none, it cannot be imported, or it is not a function; raised by the returned function if
+            the result is not an instance of ``port``.
     """
     point = _the_one(group, name)
     found = _loaded(point)
@@ -114,7 +114,7 @@ def _the_one(group: Group, name: str) -> EntryPoint:
     if not points:
         raise UsageError(f"there is no {name!r} among {group}: {', '.join(names(group))}")
     if len({point.value for point in points}) > 1:
-        raise UsageError(f"{' and '.join(map(_described, points))} have one name; uninstall one of them")
+        raise UsageError(f"{' and '.join(map(_described, points))} have the same name; uninstall one of them")
     return points[0]
 
 

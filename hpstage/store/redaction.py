@@ -28,8 +28,8 @@ _SHORT = 3
 
 
 def shown(url: str) -> str:
-    """Return the part of a URL that may be shown: scheme, host and path. Omitted are everything before an ``@``, which
-    may be a token without a user, query and fragment. Text that is not a URL is returned unchanged."""
+    """Return the part of a URL that may be shown: scheme, host and path. Omitted are the query, the fragment, and
+    everything before an ``@``, which may be a token without a user. Text that is not a URL is returned unchanged."""
     match = _URL.fullmatch(url)
     if match is None:
         return url
@@ -43,7 +43,7 @@ def shown(url: str) -> str:
 
 
 def redacted(text: str, *urls: str, secrets: Iterable[str] = ()) -> str:
-    """Return ``text`` without ``secrets``, those of any URL in it, and those of ``urls`` wherever they occur."""
+    """Return ``text`` without ``secrets`` and the secrets of ``urls``, wherever they occur, and of any URL in it."""
     for url in sorted(urls, key=len, reverse=True):
         text = text.replace(url, shown(url)).replace(repr(url)[1:-1], shown(url))
     found = {form for secret in (*secrets, *(s for url in urls for s in secrets_of(url))) for form in _forms(secret)}

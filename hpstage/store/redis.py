@@ -23,7 +23,7 @@ logger = logging.getLogger("hpstage")
 OLDEST = (6, 2)
 # Seconds that opening waits for an unavailable server: long enough for a restart, short for a wrong address.
 OPENING = 5.0
-# Bytes of a snapshot per command, and the seconds after which the server forgets those of a writer that died.
+# Bytes of a snapshot per command, and the seconds after which the server forgets the parts of a writer that died.
 PART = 1 << 20
 FORGOTTEN = 600
 # Records per reply: 100 MB with records of 100 kB; a round trip costs as much as 100 records.
@@ -45,8 +45,9 @@ class RedisJournal(Journal):
     Handles may be used from several threads; appends of one handle take turns. After a fork, open a new handle.
 
     Args:
-        url: ``redis://[[user]:password@]host[:port][/db]``, ``rediss://`` for TLS (certificates by the options of
-            redis-py, as ``?ssl_ca_certs=FILE``), ``unix://[user:password@]/path``. Its password is never shown.
+        url: ``redis://[[user]:password@]host[:port][/db]``, ``rediss://`` for TLS (with redis-py's options for
+            certificates, such as ``?ssl_ca_certs=FILE``), ``unix://[user:password@]/path``. The password is never
+            shown.
         prefix: any string without braces.
         patience: maximum seconds to wait.
     """

@@ -1,4 +1,4 @@
-"""Plans on a Redis server, as URLs name them."""
+"""Opening plans on a Redis server by their URLs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hpstage.store.redis_server import RedisServer
 
 
 def open_redis(url: str, name: str | None, *, read_only: bool = False) -> RedisJournal:
-    """Open the plan that ``url`` names by ``?prefix=``, or else the one called ``name``, as the workload is.
+    """Open the plan that ``url`` names by ``?prefix=``, or else the workload's own plan, called ``name``.
 
     Args:
         name: ``None`` opens an existing plan only; with a name, a missing one is created.
-        read_only: without effect: a server is read and written in the same way.
+        read_only: has no effect, since readers and writers open a server in the same way.
 
     Raises:
         UsageError: the URL is invalid, or names no existing plan (the message lists those that exist).

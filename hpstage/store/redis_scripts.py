@@ -33,7 +33,8 @@ def _script(source: str) -> Script:
 
 
 def _in_store(*parts: str) -> Callable[[str], Script]:
-    """Return a function that makes a script of its source, before which these parts run, if the store is the same."""
+    """Return a function that makes a script from its source. The script checks that the store is the same, and runs
+    these parts before the source."""
     return lambda source: _script("".join((_SAME_STORE, *parts, source)))
 
 
@@ -73,7 +74,7 @@ local function hash_of(position)
 end
 """
 
-# The log is whole as long as its last entry that there ever was is as many as it has: not after XTRIM, XDEL or DEL.
+# The log is complete if the number of the last entry ever added equals its length. XTRIM, XDEL and DEL change that.
 _LENGTH = """
 local length = 0
 if redis.call('EXISTS', log) == 1 then
@@ -222,7 +223,7 @@ if not token or expires <= now then return {'free'} end
 return {'held', owner, token, string.format('%.0f', expires - now)}
 """)
 
-# A snapshot is written under a key of its own, the sixth, which goes by itself if its writer dies.
+# A snapshot is written under a key of its own, the sixth, which expires if its writer dies.
 # ARGV: id, seconds for which the key stays, index of the part, the part.
 WRITE_PART = _in_store()("""
 redis.call('HSET', KEYS[6], ARGV[3], ARGV[4])

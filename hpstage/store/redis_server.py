@@ -82,7 +82,7 @@ class RedisServer:
             "protocol": 2,
             "decode_responses": False,
             "socket_timeout": SOCKET_TIMEOUT,
-            "retry": Retry(NoBackoff(), 0),  # retries are below, where it is known when to give up or that it is closed
+            "retry": Retry(NoBackoff(), 0),  # _persist retries: it knows when to give up, and whether this is closed
         }
         try:
             settings = parse_url(url) | settings  # type: ignore[no-untyped-call]  # it has no annotations

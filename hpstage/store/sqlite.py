@@ -63,12 +63,12 @@ class SnapshotFile:
 
     def write(self, content: bytes) -> None:
         """Replace the snapshot, unless another process does so at this moment."""
-        # The lock goes with its process, so that what a dead writer has left is written over by the next.
+        # The lock ends with its process, so that the next writer overwrites the remains of a dead one.
         with open(self._part, "ab") as part:
             try:
                 fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not os.path.samestat(os.fstat(part.fileno()), os.stat(self._part)):
-                    return  # another has just put it in place
+                    return  # another process has just put it in place
             except (BlockingIOError, FileNotFoundError):
                 return
             try:
@@ -132,7 +132,7 @@ class SQLiteJournal(Journal):
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._look_again: Callable[[], sqlite3.Connection] | None = None
-        # Not in the database: its writers would wait while so much is written, and twice.
+        # Not in the database: its writers would have to wait while so many bytes are written, twice.
         self._snapshot = SnapshotFile(self.path.with_name(f"{self.path.name}-snapshot"))
         if read_only:
             with self._explained():
@@ -242,7 +242,7 @@ class SQLiteJournal(Journal):
         with self._lock:
             self._open()
         if self._read_only:
-            raise StoreError(f"journal {self.path} was opened for readers only")
+            raise StoreError(f"journal {self.path} was opened read-only")
         try:
             self._snapshot.write(content)
         except OSError as error:
@@ -311,7 +311,7 @@ class SQLiteJournal(Journal):
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
                 raise
-            # SQLite cannot make the auxiliary files by which readers and writers agree.
+            # SQLite cannot create the auxiliary files by which readers and writers synchronize.
             log = self.path.with_name(f"{self.path.name}-wal")
             if log.exists() and log.stat().st_size:
                 raise StoreError(
@@ -319,7 +319,7 @@ class SQLiteJournal(Journal):
                     f"was killed and left an auxiliary file: let its owner run `hpstage status` on it once, or give "
                     f"this user write permission"
                 ) from error
-        # Nobody writes now. Each read looks again, since somebody may later.
+        # Nobody is writing now. Each read connects again, since somebody may write later.
         self._look_again = lambda: self._looking_on(patience)
         return self._connected(patience, "mode=ro&immutable=1")
 

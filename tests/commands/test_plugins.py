@@ -281,7 +281,7 @@ def test_two_distributions_with_the_same_plugin_name_are_refused(hpstage: Run, t
     done = hpstage("plan", *SPACE, "--algorithm", "Patient")
     assert done.returncode == 1
     assert "small-plugin 1.2" in done.stderr and "other-plugin 0.1" in done.stderr
-    assert "have one name; uninstall one of them" in done.stderr
+    assert "have the same name; uninstall one of them" in done.stderr
 
 
 def test_built_in_algorithms_are_registered_as_plugins() -> None:

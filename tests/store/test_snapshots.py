@@ -55,7 +55,7 @@ def test_a_handle_for_readers_reads_snapshots_and_writes_none(tmp_path: Path) ->
     with closing(SQLiteJournal(path)) as journal, closing(SQLiteJournal(path, read_only=True)) as reader:
         assert reader.read_snapshot() is None
         journal.write_snapshot(b"a")
-        with pytest.raises(StoreError, match="opened for readers only"):
+        with pytest.raises(StoreError, match="opened read-only"):
             reader.write_snapshot(b"b")
         assert reader.read_snapshot() == b"a"
 
