@@ -95,7 +95,7 @@ def piecewise(pieces: Mapping[int, Schedule | Scalar]) -> Schedule:
     for start, stop, piece in zip(starts, [*starts[1:], None], pieces.values(), strict=True):
         if stop is not None and stop <= start:
             raise ScheduleError(f"the pieces start at {starts}; the starts must increase")
-        if piece.__class__ in PLAIN:  # most are: a tenth of the time of cutting and shifting a schedule
+        if piece.__class__ in PLAIN:  # as most pieces: it takes a tenth of the time of cutting and shifting a schedule
             form = Constant(piece)  # type: ignore[arg-type]
             segments.append(Segment(form, None if stop is None else stop - start))
             continue
@@ -211,7 +211,7 @@ def onecycle(
     final_div_factor: float = 1e4,
     three_phase: bool = False,
 ) -> Schedule:
-    """OneCycleLR: from ``max_value / div_factor`` to ``max_value``, to the start ``/ final_div_factor``.
+    """OneCycleLR: from ``max_value / div_factor`` up to ``max_value``, then down to the start ``/ final_div_factor``.
 
     Ends at ``total_steps``. The peak is where torch has it, at ``pct_start * total_steps - 1``, and thus usually
     between two steps.

@@ -1,4 +1,4 @@
-"""Values and schedules of hyperparameters as text: ``lr=cosine(0.1, 60)``. Nothing of it is executed."""
+"""Reading values and schedules of hyperparameters from text such as ``lr=cosine(0.1, 60)``, without executing it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _CONSTRUCTORS = (
 _MEANT = {"true": "True", "false": "False", "none": "None", "null": "None"} | dict.fromkeys(
     ("nan", "inf", "infinity"), "a finite number"
 )
-"""What a user means by words of other languages and by numbers that are not finite; as plain words they would be
-accepted silently."""
+"""What to give instead of words of other languages and of numbers that are not finite, which would otherwise be
+accepted silently, as plain words."""
 _METHODS = ("until", "then", "since")
 _WORD = re.compile(r"[^\W\d][\w./:+-]*")  # such as adam, resnet-18 or data/train
 
 
 def values_of(given: Sequence[str]) -> dict[str, Any]:
-    """Return values by name of words such as ``lr=cosine(0.1, 60).until(20).then(0.01)``, ``seed=[0,1]`` and
+    """Return the values by name, given words such as ``lr=cosine(0.1, 60).until(20).then(0.01)``, ``seed=[0,1]`` and
     ``optimizer=adam``.
 
     Raises:

@@ -22,7 +22,7 @@ Mode = Literal["min", "max"]
 
 
 class Plateau(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """ReduceLROnPlateau for one hyperparameter; made by :func:`plateau`, perhaps after other schedules."""
+    """ReduceLROnPlateau for one hyperparameter; made by :func:`plateau`, possibly after other schedules."""
 
     value: float
     mode: Mode | None
@@ -54,7 +54,7 @@ class Plateau(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
     @property
     def first_drop(self) -> int:
-        """The first step whose value the metric can have reduced: its first look is the best so far."""
+        """The first step at which the value can be reduced: the first metric is always the best so far."""
         return self.start + self.every * (self.patience + 2)
 
     def until(self, step: int) -> Plateau | Schedule:
@@ -70,7 +70,7 @@ class Plateau(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
         )
 
     def since(self, step: int) -> Schedule:
-        raise ScheduleError("s.plateau(...) has no rest that is known before; cut it with .until(step), or not at all")
+        raise ScheduleError("s.plateau(...) has no .since(step): its values are not known in advance; use .until(step)")
 
     def after(self, before: Schedule) -> Plateau:
         """Return this schedule as the continuation of another; its steps count from the joint."""
@@ -89,7 +89,7 @@ class Descent:
     """A plateau schedule as decided so far by its metric: torch's ReduceLROnPlateau, step by step.
 
     Args:
-        plateau: with ``metric`` and ``mode``.
+        plateau: the schedule, with its ``metric`` and ``mode`` set.
     """
 
     def __init__(self, plateau: Plateau) -> None:
@@ -156,22 +156,22 @@ def plateau(
 ) -> Plateau:
     """ReduceLROnPlateau: multiplied by ``factor`` once the metric has not improved for more than ``patience`` looks.
 
-    The state after every ``every`` steps is evaluated and looked at, and the value of the following steps decided, as
-    by ``scheduler.step(metric)`` after each epoch. May follow another schedule, as its last part:
+    A *look* is every ``every`` steps: the state is evaluated, and its metric decides the value of the following steps,
+    as in ``scheduler.step(metric)`` after each epoch. May follow another schedule, as its last part:
     ``linear(0.1, total_iters=5).until(5).then(plateau(0.1))`` looks after steps 6, 7 and so on.
 
     Args:
         value: the first value.
-        mode: whether the metric is to fall (``"min"``) or to rise. By default its direction in the study, and ``"min"``
-            if it is not an objective.
-        threshold: by how much a metric must be better than the best; relative to it, or with ``threshold_mode="abs"``
-            as it stands.
-        cooldown: looks after a reduction at which nothing counts as bad.
-        min_lr: the value does not fall below it, whatever hyperparameter it is of.
-        eps: smaller reductions are left out.
+        mode: whether the metric should fall (``"min"``) or rise (``"max"``). By default its direction in the study, or
+            ``"min"`` if it is not an objective.
+        threshold: by how much a metric must be better than the best: relative to the best, or absolute with
+            ``threshold_mode="abs"``.
+        cooldown: number of looks after a reduction that do not count as bad.
+        min_lr: minimum of the value, also for other hyperparameters than the learning rate.
+        eps: smaller reductions are skipped.
         metric: one that ``evaluate`` returns; by default the study's (first) objective.
-        every: steps from one look to the next. Each look is at an evaluated state, and those are kept: with large
-            models, look less often, or give a ``checkpoint_budget``.
+        every: steps from one look to the next. The state of each look is evaluated and saved: with large models, look
+            less often, or set a ``checkpoint_budget``.
     """
     ratio = real("factor", factor)
     if not ratio < 1.0:

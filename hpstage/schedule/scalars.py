@@ -70,7 +70,7 @@ _TRUE, _FALSE = object(), object()
 
 
 def distinct(value: Scalar) -> object:
-    """Return a value as for look-ups: values that are not the same differ. (Python holds that ``True == 1``.)"""
+    """Return a value in the form for look-ups: equal only if the values are the same. (In Python, ``True == 1``.)"""
     return value if value.__class__ is not bool else _TRUE if value else _FALSE
 
 

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 Space = Callable[["Trial"], Mapping[str, Schedule | Plateau | Scalar | Iterable[int]]]
 
-# The names under which a space states a trial's length, and where its states are kept for trials to come.
+# The names under which a space states a trial's length, and the steps at which its states are saved for later trials.
 _LENGTH, _KEEP = RESERVED = "steps", "keep_at"
 MIXTURE = "mixture."
 """Prefix of the names of a mixture's weights: ``mixture.code`` is the weight of the source ``code``."""
 
 _MOST_MARKS = 100_000
-"""Steps at which a space keeps states, before those beyond the trial's end are left out."""
+"""Maximum number of steps at which a space saves states, including those beyond the trial's end."""
 
 
 class Rejected(Exception):
-    """The space raised ``optuna.TrialPruned`` or an exception that is caught: the ``cause``."""
+    """The space raised ``optuna.TrialPruned`` or an exception in ``catch``; ``cause`` is that exception."""
 
     def __init__(self, trial: int, cause: Exception) -> None:
         super().__init__(f"the space rejects trial {trial}: {cause!r}")
@@ -42,9 +42,9 @@ class Described:
     schedules: dict[str, Schedule]
     steps: int
     keep_at: tuple[int, ...] = ()
-    """Ascending steps after which states are kept on its way."""
+    """Steps after which its states are saved, in ascending order."""
     plateaus: Mapping[str, Plateau] = field(default_factory=dict)
-    """Hyperparameters whose schedules are decided by metrics; in ``schedules``, their values never fall."""
+    """Hyperparameters whose schedules are decided by metrics; in ``schedules``, their values are not reduced yet."""
     unreached: Mapping[str, int] = field(default_factory=dict, compare=False)
     """See :func:`unreached`."""
 
@@ -54,19 +54,20 @@ def describe(
 ) -> Described:
     """Return the schedules of an Optuna trial.
 
-    It has as many steps as the space states under the name ``"steps"``, or else as its schedules have that end, or
-    else ``steps``. The name ``"keep_at"`` is for steps, within its length or not, at which trials may be forked that
-    are not known yet: their states are kept.
+    Its length is the number that the space returns under the name ``"steps"``, or else the length of the schedules that
+    have an end, or else ``steps``. The name ``"keep_at"`` is for steps, within that length or not, whose states are
+    saved since trials that are not known yet may be forked there.
 
     Args:
         trial: a ``Trial``, or any object with its ``suggest_`` methods: a ``FrozenTrial`` repeats its parameters.
-        steps: the most steps that a trial may have. Schedules that are longer are cut.
-        cut: whether to cut also where the space states more; otherwise that is an error.
-        catch: exceptions of the space that reject this trial alone. Those of hpstage never do.
+        steps: maximum length of a trial. Longer schedules are cut.
+        cut: whether to cut a trial as well whose space states more steps; otherwise that is an error.
+        catch: exceptions of the space that reject only this trial. Exceptions of hpstage are always raised.
 
     Raises:
         Rejected: the space has rejected the trial's parameters.
-        UsageError: names the trial, the hyperparameter and the remedy.
+        UsageError: the space returned something invalid; the message names the trial, the hyperparameter and the
+            remedy.
     """
     described = _called(space, trial, catch)
     if not isinstance(described, Mapping):
@@ -113,9 +114,10 @@ def describe(
 
 
 def unreached(schedules: Mapping[str, Schedule], steps: int) -> dict[str, int]:
-    """Return the first change of each schedule without an end that lies past ``steps``, the most that trials have.
+    """Return the first change beyond ``steps``, the maximum length of trials, of each schedule that has one.
 
-    At ``steps`` itself is where a change is put that shall not happen, and schedules that have an end may be longer.
+    Users put a change at ``steps`` itself if it should not happen, so that does not count. Neither do schedules with an
+    end, which may be longer.
     """
     found = {}
     for name, schedule in schedules.items():
@@ -126,7 +128,7 @@ def unreached(schedules: Mapping[str, Schedule], steps: int) -> dict[str, int]:
 
 
 def with_defaults(described: Described, defaults: Mapping[str, Scalar]) -> Described:
-    """Return a trial with the values of hyperparameters that it lacks."""
+    """Return a trial to which default values are added for the hyperparameters that it lacks."""
     lacking = {name: constant(value) for name, value in defaults.items() if name not in described.schedules}
     if not lacking:
         return described
@@ -140,7 +142,7 @@ def _called(space: Space, trial: Any, catch: tuple[type[Exception], ...]) -> obj
     except HpstageError:
         raise
     except Exception as error:
-        from optuna import TrialPruned  # it takes long to import, and is there already
+        from optuna import TrialPruned  # its import takes long, but is done by now
 
         if isinstance(error, (TrialPruned, *catch)):
             raise Rejected(trial.number, error) from error
@@ -188,7 +190,7 @@ def check_forkable(described: Described, steps: int, number: int) -> None:
 
 
 def points_of(space: Space) -> tuple[dict[str, Any], ...]:
-    """Return the parameters of all trials of a space that lists them; nothing for any other."""
+    """Return the parameters of all trials of a space that lists them; ``()`` for any other space."""
     return space.points if isinstance(space, WSDSweep) else ()
 
 
@@ -197,5 +199,5 @@ def longest(space: Space, steps: int | None) -> int:
     if steps is not None:
         return steps
     if not isinstance(space, WSDSweep):
-        raise UsageError("steps is missing; give the most steps that a trial has (steps=, or --steps)")
+        raise UsageError("steps is missing; give the maximum number of steps of a trial (steps=, or --steps)")
     return space.steps

@@ -16,8 +16,9 @@ Piece = tuple[int, int, tuple[object, ...], list[Form] | None]
 def pieces(schedules: Sequence[Schedule], steps: int) -> Iterable[Piece]:
     """Return ``(start, stop, values, forms)`` for each range in ``[0, steps)`` on which no schedule changes its form.
 
-    Where no form varies, ``values`` are theirs, as for look-ups, and ``forms`` is ``None``. Elsewhere there are no
-    values, and ``forms`` is one list that changes from range to range.
+    If no form varies in a range, ``values`` are the forms' values in the form for look-ups
+    (:func:`hpstage.schedule.scalars.distinct`), and ``forms`` is ``None``. Otherwise ``values`` is empty, and ``forms``
+    is a list that is changed in place from range to range.
     """
     return _aligned(schedules, steps) or _merged(schedules, steps)
 
@@ -86,7 +87,8 @@ def length_of(schedules: Mapping[str, Schedule], stated: int | None, trial: str)
     """Return the number of steps of a trial: as ``stated``, or else where its schedules end; ``None`` if none ends.
 
     Raises:
-        ScheduleError: schedules end elsewhere than others, or than stated; names them and the remedy.
+        ScheduleError: schedules end at different steps, or not at the stated one; the message names them and the
+            remedy.
     """
     if not schedules:
         raise ScheduleError(f"{trial}: there are no hyperparameters; the space must return at least one")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 DecayForm = Literal["linear", "cosine", "1-sqrt", "exponential"]
 
 _FORMS: tuple[str, ...] = get_args(DecayForm)
-# What a sweep varies besides the hyperparameters that it is given: names of Optuna's parameters.
+# Names of the Optuna parameters that a sweep varies besides the hyperparameters that it is given.
 _OWN = ("peak", "horizon", "decay_fraction", "decay_form")
 
 
@@ -69,8 +69,8 @@ def _decay(top: float, end: float, fall: int, form: DecayForm, joint: int) -> Fo
         case "exponential":
             if not top * end > 0:
                 raise ScheduleError(
-                    f"final is {end!r}, which an exponential decay from {top!r} never reaches; give a part of it, such "
-                    f"as final={0.1 * top:g}"
+                    f"final is {end!r}, which an exponential decay from {top!r} never reaches; give a fraction of it, "
+                    f"such as final={0.1 * top:g}"
                 )
             return Exponential(top, (end / top) ** (1 / fall), origin=joint)
 
@@ -133,7 +133,7 @@ class WSDSweep:
     def _keep_at(self, horizon: int, joint: int, schedules: Mapping[str, Schedule]) -> tuple[int, ...]:
         """Return the steps on the trial's trunk at which others branch from it, or may do so later."""
         joints = {_joint(point) for point in self.points if _joint(point) < point["horizon"]}
-        # The first step of a decay still has the full rate; what else changes with it does so at once.
+        # The first step of a decay still has the full rate; other hyperparameters change at once.
         marks = {at + 1 for at in joints} | (joints if self.after else set())
         at_once = 0 < joint < horizon and any(
             not same(schedules[name].value(joint), schedules[name].value(joint - 1)) for name in self.after
@@ -157,15 +157,15 @@ def wsd_sweep(
     keep_every: int | None = None,
     name: str = "lr",
 ) -> WSDSweep:
-    """Return a space with a trial for every combination of these, all of whose decays branch off common trunks.
+    """Return a space with a trial for every combination of these values. All decays branch off common trunks.
 
     A trunk (one peak, one seed, ...) is trained once, as far as the longest horizon needs it, and each decay once. With
     S the sum of the horizons of all trials of a trunk, T the longest horizon and f the decay fraction, their merge rate
-    is ``S / ((1 - f) T + f S)``. The states at which decays begin are kept for good: a decay of another form, or under
-    other data, that is added to the same store some day costs its own steps only.
+    is ``S / ((1 - f) T + f S)``. The states at which decays begin are kept permanently: a decay of another form, or
+    under other data, that is added to the same store later costs only its own steps.
 
     Args:
-        peak: the value after the warm-up; one or several, as everything below that may be a sequence.
+        peak: the value after the warm-up. Like all arguments that may be sequences, one value or several.
         horizons: lengths of trials, in steps.
         warmup: steps of the warm-up.
         decay_fraction: share of a trial's steps in which it decays, from 0 (never) to 1; rounded to whole steps.
@@ -173,13 +173,13 @@ def wsd_sweep(
         final: value that decays lead to.
         hp: the other hyperparameters: schedules or plain values, and sequences of values to be tried: ``{"seed": [0,
             1], "batch_size": 64}``. Each value of a sequence has trunks of its own.
-        decay_hp: values that some of them have during the decay: ``{"mixture": ["web", "web+code"]}``. They are
+        decay_hp: values that some of these have during the decay: ``{"mixture": ["web", "web+code"]}``. They are
             parameters of the study under names such as ``decay_mixture``.
-        keep_every: keep also the states of trunks at all multiples of this many steps, for later horizons.
+        keep_every: also keep the states of trunks at all multiples of this many steps, for later horizons.
         name: the hyperparameter that warms up and decays.
 
     Raises:
-        ScheduleError: a value is not possible; it is named.
+        ScheduleError: an argument is invalid; the message names it.
     """
     text("the name of a hyperparameter").of("name", name, ScheduleError)
     mapping = optional(instance(Mapping, "a dict of values by the names of hyperparameters"))

@@ -1,7 +1,7 @@
 """The ``repr`` of schedules: the constructors that make them, found from their forms. Pure.
 
-A schedule does not keep how it was written: equal ones are one. What is found here makes an equal schedule, and where
-no constructor does, the forms themselves stand in the text.
+A schedule does not record how it was written. The text found here makes an equal schedule; it contains the forms
+themselves where no constructor makes them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def written(pieces: list[Piece]) -> str:
 
 
 def _shortened(pieces: list[Piece]) -> list[Piece]:
-    """Let a line end where it reaches the constant after it: the plan lets it end a step later, where both agree."""
+    """End each line where it reaches the constant after it. The plan ends it a step later, since both agree there."""
     found: list[Piece] = []
     for start, stop, form in pieces:
         if found and isinstance(form, Constant) and isinstance(found[-1][2], Linear):
@@ -68,7 +68,7 @@ def _joined(pieces: list[Piece]) -> str:
     """Return the pieces as a chain of ``until`` and ``then``."""
     text, done = "", False
     for at, (start, stop, form) in enumerate(pieces):
-        if done:  # a constant that the constructor before has as its end
+        if done:  # a constant with which the previous constructor ends
             done = False
             continue
         after = pieces[at + 1][2] if at + 1 < len(pieces) else None
@@ -82,7 +82,7 @@ def _joined(pieces: list[Piece]) -> str:
 
 
 def _part(form: Form, length: int | None, after: Form | None) -> tuple[str, bool]:
-    """Return a piece from step 0, and whether that has the constant after it, too."""
+    """Return the text of a piece from step 0, and whether it includes the constant after the piece."""
     if isinstance(form, Constant):
         return repr(form.scalar), False
     at_0 = form.origin == 0
