@@ -9,10 +9,10 @@ from hpstage.plan.facts import StateKey
 
 
 def copy_checkpoint(key: StateKey, source: CheckpointStore, target: CheckpointStore) -> bool:
-    """Copy a checkpoint, unless the target has it; return whether it was copied. Every byte there has been read then.
+    """Copy a checkpoint, unless the target has it; return whether it was copied. Every byte in the target is verified.
 
     Raises:
-        CheckpointMissing, CheckpointCorrupt: the source does not have it, or not whole.
+        CheckpointMissing, CheckpointCorrupt: the checkpoint in the source is missing or damaged.
         UsageError: the target has another state of the same key.
     """
     manifest = source.manifest(key)
@@ -28,11 +28,11 @@ def copy_checkpoint(key: StateKey, source: CheckpointStore, target: CheckpointSt
 
 
 def copy_log(key: StateKey, source: CheckpointStore, target: CheckpointStore) -> bool:
-    """Copy the log of the steps before a state, unless the target has it; return whether it has it then: some stores
-    have no logs.
+    """Copy the log of the steps before a state, unless the target has it. Return whether the target has it afterwards,
+    since some stores keep no logs.
 
     Raises:
-        CheckpointMissing, CheckpointCorrupt: the source does not have it, or not whole.
+        CheckpointMissing, CheckpointCorrupt: the log in the source is missing or damaged.
     """
     log = _bytes(key, source.load_log(key))
     if _log(key, target) != log:

@@ -36,8 +36,8 @@ _DOWN_TO = 0.9
 # Number of checkpoints removed at once, and of threads.
 _BATCH = 16
 _THREADS = 4
-# Number of facts between a decision that could not keep the budget and the next, at least the number of checkpoints,
-# and the share by which their bytes may grow until then.
+# After a decision that could not keep the budget, the next one follows after this many facts, or as many as there are
+# checkpoints if that is more, or earlier once the checkpoints have grown by this share.
 _PATIENCE = 16
 _GROWTH = 0.05
 
@@ -65,7 +65,7 @@ class Eviction:
         self._again = self._grown = 0
         self._pending: dict[StateKey, StateRef] = {}  # evicted and still to be removed, in order
         self._removing: dict[StateKey, _Removal] = {}
-        self._parts: set[StateKey] = set()  # of evicted states, to be removed once nothing has them
+        self._parts: set[StateKey] = set()  # parts of evicted states, to be removed once no state has them
         self._pool: ThreadPoolExecutor | None = None
         self._excused: set[ChainId] = set()
         self._warned = False
@@ -113,8 +113,8 @@ class Eviction:
         self.finish(log)
 
     def evict(self, log: Log, budget: int, why: str, *, for_forks: bool = True) -> EvictionPlan:
-        """Evict checkpoints so that the rest takes at most ``budget`` bytes; with ``for_forks``, none that is kept for
-        trials to come."""
+        """Evict checkpoints so that the rest takes at most ``budget`` bytes; with ``for_forks``, keep those that trials
+        to come will fork."""
         plan = log.plan
         while True:
             decision = choose_evictions(kept_states(plan, for_forks=for_forks), budget)
@@ -189,7 +189,7 @@ class Eviction:
 
 
 def _may_have(plan: SearchPlan, part: StateKey) -> bool:
-    """Whether a running chain may save a state with this part, which it finds in its last state, or writes."""
+    """Whether a running chain may save a state with this part: its last state has the part, or is not known."""
     for chain in plan.chains.values():
         last = chain.reached or plan.source_of(chain)
         if last is None or last.kept is None or part in {one.key for one in last.kept.parts}:

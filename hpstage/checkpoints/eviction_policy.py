@@ -9,11 +9,12 @@ The cost depends on the checkpoints evicted before it:
 - Each evicted checkpoint below it would have to repeat its training, too.
 
 So the seconds lost are the sum, over all evicted checkpoints, of the seconds from the nearest kept ancestor to each: as
-if each evicted state were requested once more, and none of them kept. Which will be requested is unknown; those known
-to be are needed.
+if each evicted state were requested once more, and none of them kept. Which states will be requested is unknown; those
+known to be are needed.
 
-What several states have in common, a *part*, takes its bytes once, and is freed with the last of them. The order of
-choice ignores that: parts are of what no training changes, and rarely all states that have one are evicted.
+A *part* holds leaves that several states share. Its bytes count once, and are freed with the last of these states. The
+order of choice ignores parts: they hold leaves that training does not change, so rarely are all of their states
+evicted.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ def choose_evictions(states: Iterable[KeptState], budget_bytes: int | None) -> E
     """Choose checkpoints to evict so that the rest fits into ``budget_bytes``; none if it is ``None``.
 
     Greedy: the next one is that with the least (seconds of training from its nearest kept ancestor) x (1 + evicted
-    states below it) / (bytes that it frees); of equals, the least recently used. Those chosen in vain, since a larger
-    one chosen later frees enough, are kept after all. O(n log n) for n states, except that a state may return to the
-    top of the heap each time an ancestor of it is evicted: O(n x height x log n) in the worst case.
+    states below it) / (bytes that it frees); of equals, the least recently used. A chosen checkpoint is kept after all
+    if the others free enough without it. O(n log n) for n states, except that a state may return to the top of the heap
+    each time an ancestor of it is evicted: O(n x height x log n) in the worst case.
 
     Raises:
         InternalError: the states do not form a forest.

@@ -28,11 +28,11 @@ _ASIDE = ".tmp"
 _PACKS = ".packs"
 # Errors of file systems that cannot rename folders; EMFILE is gcsfuse's.
 _NO_RENAMES = {errno.ENOSYS, errno.EOPNOTSUPP, errno.EMFILE, errno.EXDEV}
-# Errors of opening what is not a file: a socket, links that lead to each other, a device without a driver.
+# Errors of opening a path that is not a file: a socket, a cycle of links, a device without a driver.
 _NO_FILE = {errno.ENXIO, errno.ELOOP, errno.ENODEV}
-# Those of opening what is not a folder: nothing, a file, a pipe, links that lead to each other.
+# Errors of opening a path that is not a folder: it is missing, a file, a pipe, a cycle of links.
 _NO_FOLDER = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
-# Bytes of a manifest, which is a few thousand, or of a name.
+# Maximum bytes of a manifest, which usually has a few thousand, or of a place's name.
 _SHORT = 1 << 20
 # Seconds after which a temporary folder is considered abandoned, regardless of its writer.
 _ABANDONED = 24 * 3600.0
@@ -48,17 +48,17 @@ class FolderCheckpoints(FormattedCheckpoints):
     ``<path>/<key[:2]>/<key>/`` holds the files of :mod:`hpstage.checkpoints.format`. A checkpoint is written to a
     temporary folder and published by renaming it, so that readers see all of it or nothing; hard links are not needed.
     Small checkpoints and logs share files, the packs in ``<path>/.packs`` (:mod:`hpstage.checkpoints.packs`), until
-    :meth:`unpack` gives one its own.
+    :meth:`unpack` gives a checkpoint files of its own.
     Nothing is synced to the disk: a saved checkpoint survives the death of any process, and after a power failure the
     checksums reveal what was lost, which is then recomputed. Creating an instance writes nothing; it removes the
     remains of dead writers, unless ``sweep`` is False.
 
-    Once :meth:`identity` has named the place, an instance and its copies are bound to it. If the mount is missing, the
-    path leads to another place or to none, which is neither written to nor trusted.
+    Once :meth:`identity` has named the place, an instance and its copies are bound to it. If a missing mount makes the
+    path lead to another place, that place is neither written to nor trusted.
     """
 
     beside_training = True
-    _to_reach = "see that it is mounted, and the same one everywhere at this path"
+    _to_reach = "see that it is mounted, and that this path leads to the same place everywhere"
 
     def __init__(self, path: str | os.PathLike[str], workload: str, *, sweep: bool = True) -> None:
         # Absolute, since workers may run in another folder.
@@ -166,7 +166,7 @@ class FolderCheckpoints(FormattedCheckpoints):
             now = self._now() if now is None else now
             return now - path.stat().st_mtime > _ABANDONED
 
-        with suppress(OSError):  # as with folders
+        with suppress(OSError):  # leftover packs do no harm
             self._packs.compact(is_old)
         with self._explained(None, "list"):
             entries = _entries(self.path / _ASIDE)
@@ -286,7 +286,7 @@ class FolderCheckpoints(FormattedCheckpoints):
             if error.errno not in _NO_FOLDER:
                 raise
             if error.errno != errno.ENOENT:  # else it is in a pack, or missing
-                folder.lstat()  # the place is reached, and this is in it
+                folder.lstat()  # raises if the place cannot be reached
                 raise CheckpointCorrupt(f"{folder} is not a folder: {error.strerror}") from error
         try:
             yield
@@ -295,8 +295,8 @@ class FolderCheckpoints(FormattedCheckpoints):
             # folder can be mistaken for it.
             if held is not None and _is_at(folder, held):
                 raise CheckpointCorrupt(f"{folder} lacks {Path(error.filename).name}") from error
-            # Made where it is raised: a variable of this frame would be a cycle with its traceback, which keeps all
-            # that led here, such as the state to save, until it is collected.
+            # Not kept in a variable: it would form a cycle with its traceback, and objects of all frames, such as the
+            # state to save, would stay in memory until the cycle is collected.
             raise self._missing(key) from error
         finally:
             if held is not None:
@@ -342,7 +342,7 @@ def _opened(path: Path) -> _Reader:
         CheckpointCorrupt: it is not a regular file: reading a pipe would block forever, and a device has no end.
     """
     try:
-        # Which waits for no writer of a pipe.
+        # O_NONBLOCK: do not wait for the writer of a pipe.
         opened = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except OSError as error:
         if error.errno not in _NO_FILE:
@@ -410,5 +410,5 @@ def _file_sizes(folder: str) -> dict[str, int]:
 
 def _remedy(error: OSError) -> str:
     if error.errno in _NO_RENAMES:
-        return "folders must be renamed there; of an object store that is mounted, give its own URL (s3://bucket/path)"
+        return "it cannot rename folders; if it is a mounted object store, give its own URL (s3://bucket/path)"
     return "see that it is mounted, that the disk has free space and that this user may read and write there"

@@ -121,8 +121,8 @@ def write(
 ) -> Manifest:
     """Write tensors and structure of a state; return the manifest that would make the checkpoint complete.
 
-    ``token`` (hexadecimal) becomes part of the files' names. ``division``: which leaves are in parts, which must have
-    been written. Raises ``OSError``.
+    ``token`` (hexadecimal) becomes part of the files' names. ``division``: which leaves are in parts; the parts must
+    have been written before. Raises ``OSError``.
     """
     tensors, structure = (f"state-{token}.safetensors", f"state-{token}.json") if token else (TENSORS, STRUCTURE)
     placed = {} if division is None else division.parts
@@ -180,7 +180,7 @@ def read(place: Place, manifest: Manifest, read_part: ReadPart) -> tuple[object,
     """Read a state and check every byte. Return the state, and the names that its leaves have in parts. Raises
     :class:`CheckpointCorrupt`, or ``OSError`` if a file is missing."""
     content = _read(place, manifest, read_part)
-    with _understanding(place):  # such as arrays that this JAX does not have
+    with _understanding(place):  # such as JAX arrays that this process cannot create
         state = unflatten(content.structure.tree, content.values)
     return state, map(name_in_part, content.structure.leaves, content.contents)
 
@@ -257,7 +257,7 @@ def check_identity(manifest: Manifest, key: StateKey, workload: str, where: str)
 
 
 def _compressed(described: bytes) -> bytes:
-    """Return a structure compressed, if it is long: that of many small leaves would be larger than the leaves."""
+    """Compress a structure if it is long: the structure of many small leaves would be larger than the leaves."""
     if len(described) < _SHORT:
         return described
     packed = zlib.compress(described, 1)
@@ -305,7 +305,7 @@ def _read(place: Place, manifest: Manifest, read_part: ReadPart | None, *, build
     """Check the files of a checkpoint. With ``build``, also create the values of its leaves."""
     name, described = data_files(place, manifest)
     with place.open(described) as file:
-        if file.size > min(manifest.own, LONGEST):  # before so much is read
+        if file.size > min(manifest.own, LONGEST):  # checked before reading
             raise CheckpointCorrupt(f"{place.where(described)} is longer than it can be")
         content = file.read(file.size)
     _check(place, described, xxhash.xxh3_128_hexdigest(content), manifest.files)
@@ -380,7 +380,7 @@ def _check_part(manifest: Manifest, parts: Sequence[Leaf], contents: Sequence[st
 
 @contextmanager
 def _understanding(place: Place) -> Iterator[None]:
-    """Convert errors in interpreting a structure whose checksum is correct: another program has written it."""
+    """Convert errors in interpreting a structure. Its checksum is correct, so another program has written it."""
     try:
         yield
     except (ImportError, MemoryError):

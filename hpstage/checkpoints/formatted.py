@@ -36,7 +36,7 @@ LOGS = ".logs"
 # The file that holds the place's name.
 PLACE = ".place/name"
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
-# How object stores report this, whose drivers have no error number for it: MinIO (XMinioStorageFull,
+# Messages of full object stores, whose drivers give no error number: MinIO (XMinioStorageFull,
 # XMinioAdminBucketQuotaExceeded), Ceph (QuotaExceeded), WebDAV (507 Insufficient Storage). "Quota exceeded" alone may
 # be a quota of requests.
 _NO_ROOM_TEXT = re.compile(r"QuotaExceeded\b|StorageFull\b|InsufficientStorage|Insufficient Storage|No space left")
@@ -82,8 +82,8 @@ class FormattedCheckpoints(CheckpointStore):
             self._sharing.hold(dict(zip(names, flat.values, strict=True)))
 
     def _divide(self, key: StateKey, flat: FlatState) -> Division | None:
-        """Store leaves that an earlier state also had in a part, unless they are in one. Return the part of each
-        leaf."""
+        """Store leaves that an earlier state had, too, in a part, unless they are in one already. Return how the leaves
+        are divided; ``None`` for a small state."""
         if not is_divisible(flat):
             return None
         contents = contents_of(flat)
@@ -131,8 +131,7 @@ class FormattedCheckpoints(CheckpointStore):
         return self._sought(read)
 
     def _read_part(self, key: StateKey, part: StateKey, names: Collection[str]) -> Mapping[str, Any]:
-        """Return the named values of a part for the state ``key``, or all of them if this process does not hold
-        these."""
+        """Return values of a part for the state ``key``: the named ones if this process holds them, else all."""
         if (held := self._sharing.held(names)) is not None:
             return held
         with self._needed(key, part):
@@ -153,7 +152,7 @@ class FormattedCheckpoints(CheckpointStore):
             yield
         except (CheckpointMissing, CheckpointCorrupt) as error:
             self._sharing.forget(part)
-            self._manifest(key)  # missing, if the state was deleted with its part
+            self._manifest(key)  # raises CheckpointMissing if the state was deleted, too
             raise CheckpointCorrupt(f"a part of {self.location(key)} cannot be used: {error}") from error
 
     def verify(self, key: StateKey) -> None:
@@ -304,7 +303,7 @@ class FormattedCheckpoints(CheckpointStore):
 
     @abstractmethod
     def _listed(self) -> tuple[dict[StateKey, int], int]:
-        """Return the bytes of each checkpoint, sound or not, and those that are not published."""
+        """Return the bytes of each checkpoint, sound or not, and the total bytes that are not published."""
 
     @abstractmethod
     def _place_name(self) -> str:
@@ -312,7 +311,7 @@ class FormattedCheckpoints(CheckpointStore):
 
     @abstractmethod
     def _write_file(self, path: str, content: bytes) -> None:
-        """Write a file at a path in the store, or replace it, at once where the storage can. Raises ``OSError``."""
+        """Write or replace a file at a path in the store, atomically if the storage can. Raises ``OSError``."""
 
     @abstractmethod
     def _read_file(self, path: str) -> bytes:

@@ -1,6 +1,6 @@
 """The memory that is actually available, given the limits of the host and of control groups (a container, a Slurm job).
 
-Linux reports these limits. On other systems nothing is known, and a process takes what it is allowed.
+Linux reports these limits. On other systems they are unknown, and there always seems to be room.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ LIVE = "HPSTAGE_LIVE_MEMORY"
 """Environment variable with the maximum bytes of states that a training process keeps in memory."""
 
 _MOST = 2 << 30
-# Share of all memory that the workers of a host keep states in, and that stays free besides.
+# The workers of a host keep states in 1/_SHARE of all memory, and leave 1/_FREE of it free when they copy a state.
 _SHARE, _FREE = 4, 16
-# What has to fit where a state is copied: the copy, one that is verified, and what loading another one takes, itself
-# and its model.
+# Memory that must be available before a state is copied, in states: the copy, a state that is being verified, and a
+# state that is being loaded, with its model.
 _STATES = 4
-# States of fewer bytes always have room: to look for it would take longer than to copy them.
+# States of fewer bytes always have room: checking would take longer than copying them.
 _SMALL = 1 << 20
-# Limits beyond this are none.
+# A higher limit means that there is no limit.
 _ENDLESS = 1 << 60
 
 
@@ -62,7 +62,7 @@ class HostMemory:
         for limit, used, stat in self._limits:
             with suppress(OSError, ValueError):
                 table = _table(stat)
-                # In the older tables, numbers without this prefix leave out groups below.
+                # In the older tables, numbers without this prefix leave out subgroups.
                 prefix = "total_" if "total_inactive_file" in table else ""
                 cached = table.get(f"{prefix}inactive_file", 0) + table.get(f"{prefix}active_file", 0)
                 left.append(limit - int(used.read_text()) + cached)

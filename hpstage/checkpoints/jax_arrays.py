@@ -1,4 +1,4 @@
-"""JAX arrays in a state, as NumPy arrays of the same bytes and what makes them JAX arrays again.
+"""Converts JAX arrays in a state to NumPy arrays of the same bytes with a description, and back.
 
 JAX is never imported to save a state: only a process that has imported it can hold one of its arrays.
 """
@@ -11,8 +11,8 @@ from typing import Any
 from hpstage.checkpoints.leaves import Leaf
 
 Described = tuple[str, str, bool]
-"""What an array is (``"array"`` or ``"key"``), its dtype or the implementation of its keys, and whether its dtype is
-weak (JAX's word for that of a Python number, which gives way to others')."""
+"""Description of an array: its kind (``"array"`` or ``"key"``), its dtype or the implementation of its keys, and
+whether its dtype is weak (in JAX, as that of a Python number, which yields to other dtypes)."""
 
 _DTYPES = frozenset(
     (
@@ -30,8 +30,8 @@ def is_array(value: object) -> bool:
 
 
 def split(value: Any) -> tuple[Described, Any] | str:
-    """Return what an array is, and its bytes in a NumPy array (that may share its memory), or the reason why it cannot
-    be captured."""
+    """Return the description of an array and a NumPy array of its bytes (which may share its memory), or the reason why
+    it cannot be captured."""
     import jax
     import numpy
 
@@ -52,10 +52,10 @@ def split(value: Any) -> tuple[Described, Any] | str:
 
 
 def join(what: Described, array: Any) -> Any:
-    """Return the JAX array that :func:`split` has split; it has memory of its own.
+    """Return the JAX array that :func:`split` has converted, with memory of its own.
 
     Raises:
-        ValueError: there is no such array, or none in this process, as with 64 bits where JAX has 32.
+        ValueError: JAX has no such array, or not in this process, such as one of 64 bits if JAX is limited to 32.
     """
     import jax
     import numpy
@@ -68,12 +68,12 @@ def join(what: Described, array: Any) -> Any:
     array = array.view(numpy.dtype(getattr(jax.numpy, name)))
     made = _weak(array) if weak else jax.numpy.array(array)
     if made.dtype != array.dtype:
-        raise ValueError(f"the state holds {name}, which JAX has only with jax_enable_x64, as where it was trained")
+        raise ValueError(f"the state holds {name}; enable it in JAX by jax_enable_x64, as it was during training")
     return made
 
 
 def check(what: Described, leaf: Leaf) -> None:
-    """Raise an error if :func:`join` could make nothing of what a leaf describes, on any host."""
+    """Raise ``ValueError`` if a leaf cannot hold the array of this description on any host."""
     kind, name, _ = what
     if leaf.kind != "numpy" or (kind != "key" and (kind, name) not in {("array", dtype) for dtype in _DTYPES}):
         raise ValueError(f"a leaf of kind {leaf.kind} is not a JAX array of {what}")
@@ -87,7 +87,8 @@ def _plain(array: Any) -> Any:
 
 
 def _weak(array: Any) -> Any:
-    """Return the array that JAX makes of a Python number; of any other shape there is no public way to one."""
+    """Return an array that JAX makes of a Python number, with a weak dtype. JAX has no public way to give other shapes
+    one."""
     import jax
 
     return jax.numpy.asarray(array.item()) if array.ndim == 0 else jax.numpy.asarray(array)

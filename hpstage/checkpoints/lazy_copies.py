@@ -1,10 +1,11 @@
-"""Lazy copies: tensors on the CPU that have their memory in common until one of them is written to.
+"""Lazy copies: tensors on the CPU that share memory until one of them is written to.
 
-torch gives a tensor memory of its own before anything can write to it: an operation in place, also through ``.data``
-or a view, and whatever takes its address (``numpy()``, ``data_ptr()``, DLPack). Only an address that was taken before
-is out of its sight. So lazy copies are made of tensors that :func:`allow_copies` has found no other user of.
+torch gives a tensor its own memory before anything can write to it: an operation in place, also through ``.data`` or a
+view, or a call that returns its address (``numpy()``, ``data_ptr()``, DLPack). torch cannot know who uses an address
+that was taken earlier. Lazy copies are therefore made only of tensors for which :func:`allow_copies` has found no other
+user.
 
-Everything here reads a tensor's memory without giving it one of its own.
+All functions here read a tensor's memory without making torch copy it.
 """
 
 from __future__ import annotations
@@ -13,27 +14,27 @@ import sys
 from typing import Any
 
 SMALLEST = 1 << 14
-"""Bytes of the smallest tensor that is worth it."""
-# What holds the memory of a tensor that nobody else has: itself, and torch's object for the memory, if there is one.
-# The tensor itself is held by its Python object, and by whoever has it by DLPack.
+"""Minimum bytes of a tensor that is worth a lazy copy."""
+# Maximum number of references to the memory of a tensor without other users: the tensor's, and that of torch's storage
+# object, if there is one. References to the tensor itself are those of its Python object, and of users by DLPack.
 _HOLDERS = 2
 
 
 def address_of(tensor: Any) -> int:
     """Return the address of a tensor's first element."""
-    offset: int = tensor.storage_offset() * tensor.element_size()  # which torch leaves out
+    offset: int = tensor.storage_offset() * tensor.element_size()  # torch's address does not include it
     whole = tensor.detach().as_strided((0,), (1,), 0) if offset else tensor
     return int(sys.modules["torch"]._C._data_address(whole)) + offset
 
 
 def is_lazy(tensor: Any) -> bool:
-    """Return whether a tensor is a lazy copy, or has any: nobody knows the address of its memory."""
+    """Return whether a tensor is a lazy copy, or has lazy copies: nobody knows the address of its memory."""
     torch = sys.modules["torch"]
     return bool(tensor.layout is torch.strided and torch._C._is_cow_tensor(tensor))
 
 
 def allow_copies(value: Any) -> bool:
-    """Allow lazy copies of a value, if it is a tensor whose memory nobody else may have. Return whether they are
+    """Allow lazy copies of a value, if it is a tensor whose memory has no other user. Return whether they are
     allowed."""
     if not _has_one_user(value):
         return False
@@ -47,8 +48,8 @@ def allow_copies(value: Any) -> bool:
 
 
 def is_mapped(value: Any) -> bool:
-    """Return whether a value is a tensor in a file of safetensors that is mapped for this process alone, as
-    transformers loads models, and nobody else may have it. (A mapping of another kind may also be an array's.)"""
+    """Return whether a value is a tensor in a safetensors file that is privately mapped, as transformers loads models,
+    and has no other user. (A mapping of another file may also belong to an array.)"""
     if not sys.platform.startswith("linux") or not _has_one_user(value):
         return False
     address = address_of(value)
@@ -63,7 +64,7 @@ def is_mapped(value: Any) -> bool:
 
 
 def _has_one_user(value: Any) -> bool:
-    """Return whether a value is a tensor whose memory nobody else may have, as far as torch knows."""
+    """Return whether a value is a tensor whose memory has no other user, as far as torch knows."""
     if not _is_whole(value) or value.is_inference() or value._use_count() > 1:
         return False
     storage = value.untyped_storage()
@@ -76,7 +77,7 @@ def copy(value: Any) -> Any | None:
 
 
 def clone(tensor: Any) -> Any:
-    """Return a copy of a tensor that is lazy if it may be, without gradient."""
+    """Return a copy of a tensor without gradient; a lazy copy if that is allowed."""
     lazy = copy(tensor)
     return tensor.detach().clone() if lazy is None else lazy.detach()
 

@@ -80,7 +80,7 @@ _NUMPY |= {
 
 _libc = ctypes.CDLL(None)
 
-# Dimensions of a tensor or an array; bytes that it can be addressed by, and elements that a stride can skip.
+# Maximum number of dimensions of a tensor or an array; limit of its bytes, and of each stride.
 _DIMENSIONS = 64
 _MOST = 2**63
 
@@ -93,8 +93,8 @@ class Leaf(msgspec.Struct, frozen=True):
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None = None
-    """Strides of a tensor that is not row-major, such as channels_last, and of a column-major array: kernels pair
-    values by their place in memory, and add in its order. Files are always row-major."""
+    """Strides of a tensor that is not row-major, such as channels_last, and of a column-major array. They can affect
+    results, since kernels may combine and add values in the order of memory. Files are always row-major."""
 
     @property
     def stored(self) -> tuple[str, int, tuple[int, ...]]:
@@ -162,8 +162,8 @@ def _is_dense(strides: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 
 def check(leaf: Leaf) -> None:
-    """Raise ``ValueError`` or ``LookupError`` for a leaf that :func:`describe` cannot have returned, since its value
-    could not be made, or would take more memory than its bytes."""
+    """Raise ``ValueError`` or ``LookupError`` if :func:`describe` cannot have returned this leaf, since its value could
+    not be created, or would take more memory than its bytes."""
     _, size, shape = leaf.stored
     reach = size * math.prod(max(1, count) for count in shape)
     if len(shape) > _DIMENSIONS or min(shape, default=0) < 0 or reach >= _MOST:
@@ -213,7 +213,7 @@ def content(leaf: Leaf, value: Any) -> memoryview:
     return memoryview(memory).cast("B")
 
 
-# By identity, with a reference that removes the entry before another object can have it.
+# Hashes by object id; empty if not computed yet. The reference removes an entry before another object can get the id.
 _known: dict[int, tuple[weakref.ref[Any], str]] = {}
 
 
@@ -225,7 +225,8 @@ def note_unmodified(value: Any) -> None:
 
 
 def hash_of(leaf: Leaf, value: Any) -> str:
-    """Return the xxh3_128 of a leaf's bytes. Those that nobody modifies, such as shared ones, are hashed once."""
+    """Return the xxh3_128 of a leaf's bytes. Values given to :func:`note_unmodified`, such as shared ones, are hashed
+    once."""
     found = _known.get(id(value))
     if found is not None and found[1]:
         return found[1]
@@ -261,7 +262,7 @@ def arranged(leaf: Leaf, value: Any) -> Any:
 
 
 def reread(leaf: Leaf, value: Any) -> Any:
-    """Return the value as it would be read back from a file. What may have its memory in common with a copy does."""
+    """Return the value as it would be read back from a file; a lazy copy if that is allowed."""
     if leaf.kind == "bytes":
         return value
     if (lazy := _lazy(leaf, value)) is not None:
@@ -272,7 +273,7 @@ def reread(leaf: Leaf, value: Any) -> Any:
 
 
 def copy(leaf: Leaf, value: Any, into: Any = None) -> Any:
-    """Return a copy of the value on the same device, without gradient; in new memory, or in that of :func:`room`."""
+    """Return a copy of the value on the same device, without gradient. ``into``: memory of :func:`room` to be used."""
     if leaf.kind == "bytes":
         return value
     if leaf.kind == "numpy":
@@ -294,7 +295,7 @@ def copy(leaf: Leaf, value: Any, into: Any = None) -> Any:
 
 
 def _lazy(leaf: Leaf, value: Any) -> Any | None:
-    """Return a lazy copy of a value, if it may have one and lies in memory as its leaf does."""
+    """Return a lazy copy of a value, if that is allowed and the value has the strides of its leaf."""
     lazy = lazy_copies.copy(value)
     if lazy is None or lazy.is_conj() or lazy.is_neg():
         return None
@@ -302,8 +303,8 @@ def _lazy(leaf: Leaf, value: Any) -> Any | None:
 
 
 def same(pairs: Iterable[tuple[Leaf, Any, Any]]) -> list[bool]:
-    """Return of each leaf whether its value has the bytes of another one, which :func:`copy` has returned. The device
-    is waited for once."""
+    """Return for each leaf whether its two values have the same bytes; :func:`copy` must have returned the second. Each
+    device is waited for once."""
     found = [_same(leaf, value, other) for leaf, value, other in pairs]
     waiting = [index for index, one in enumerate(found) if not isinstance(one, bool)]
     if waiting:
@@ -330,7 +331,8 @@ def same_bytes(one: Any, other: Any) -> bool:
 
 
 def _same(leaf: Leaf, value: Any, other: Any) -> Any:
-    """Return a bool; of tensors on a device, a tensor with it there."""
+    """Return whether two values of a leaf have the same bytes: a bool, or for tensors on a device a tensor of it
+    there."""
     if leaf.kind == "bytes":
         return bool(value == other)
     if leaf.kind == "numpy":
@@ -361,9 +363,10 @@ def _equal_memory(one: int, other: int, nbytes: int) -> bool:
 
 
 def room(leaf: Leaf, value: Any) -> Any:
-    """Return memory on the CPU for a copy of such a value, which was written to once; ``None`` if it takes none there.
+    """Return memory on the CPU for a copy of such a value, already written to once; ``None`` if a copy takes none
+    there.
 
-    The system provides memory when it is first written to, which takes several times as long as to copy.
+    The system provides memory when it is first written to, which takes several times as long as copying.
     """
     if leaf.kind == "bytes" or (leaf.kind == "torch" and value.device.type != "cpu"):
         return None
@@ -377,6 +380,6 @@ def room(leaf: Leaf, value: Any) -> Any:
         return None
     import torch
 
-    # As bytes, since not every dtype can be filled. Not zeros(), which may leave it to the system.
+    # As bytes, since not every dtype can be filled. Not zeros(), which may not write to it.
     flat = torch.empty(leaf.nbytes, dtype=torch.uint8, device="cpu").zero_().view(value.dtype)
     return flat.view(leaf.shape) if leaf.strides is None else flat.as_strided(leaf.shape, leaf.strides)

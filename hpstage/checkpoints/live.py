@@ -17,7 +17,7 @@ from hpstage.checkpoints.state_tree import NOTHING, FlatState, Room, flatten
 from hpstage.errors import DeviceFull
 from hpstage.plan.facts import StateKey
 
-# Bytes of a leaf from which on states that follow each other share it where it has not changed.
+# Minimum bytes of a leaf that consecutive states share if it has not changed.
 _SHARED = 1 << 14
 
 
@@ -26,17 +26,17 @@ class _Held(NamedTuple):
     flat: FlatState
     nbytes: int
     wait: Callable[[], object] | None = None
-    """Waits until the copy of the state is complete; ``None`` if it is already."""
+    """Waits until the copy of the state is complete; ``None`` if it is complete already."""
 
 
 class _Tier(OrderedDict[StateKey, _Held]):
-    """States in one kind of memory, the least recently used first. What they share counts once. Not thread-safe."""
+    """States in one kind of memory, the least recently used first. Shared leaves count once. Not thread-safe."""
 
     def __init__(self, budget_bytes: int) -> None:
         super().__init__()
         self.budget_bytes = budget_bytes
         self.nbytes = 0
-        self._held: Counter[int] = Counter()  # values by identity, each as often as states have it
+        self._held: Counter[int] = Counter()  # number of states that have a value, by its id
 
     def fits(self, size: int) -> bool:
         return self.nbytes + size <= self.budget_bytes
@@ -110,7 +110,7 @@ class LiveCache:
     ) -> None:
         self._memory = memory
         self._size = 0  # of the last state
-        self._elsewhere = 0  # bytes of states that this process has besides
+        self._elsewhere = 0  # bytes of states that this process holds outside the cache
         self._host = _Tier(host_bytes)
         self._device = _Tier(device_bytes)
         self._device_bytes = device_bytes
@@ -118,8 +118,8 @@ class LiveCache:
         self._expected: dict[StateKey, None] = {}  # soonest first
         self._room: tuple[Room, int] | None = None  # for the next copy in host memory
         self._last: dict[str, tuple[Leaf, weakref.ref[Any]]] = {}  # the last copy's leaves, by name
-        self._leaves: tuple[Leaf, ...] = ()  # all of them
-        self._unchanged: set[int] = set()  # numbers of those that it shares with the copy before
+        self._leaves: tuple[Leaf, ...] = ()  # all leaves of the last copy
+        self._unchanged: set[int] = set()  # numbers of the leaves that the last copy shares with the copy before
         self._lock = threading.Lock()
 
     def put(self, key: StateKey, state: object) -> None:
@@ -178,7 +178,7 @@ class LiveCache:
             if self._find(key) is None and size <= tier.budget_bytes:
                 copy = self._keep_if_possible(key, flat, size, tier)
             if tier is self._host:
-                return (copy or self._copied(flat)).state(), None  # its memory may be that of the next one
+                return (copy or self._copied(flat)).state(), None  # prepare() may give its memory to the next copy
             moved, wait = self._mover.to_host(copy or flat)
             if copy is None:
                 wait()  # training, which writes to the state, has to wait: the device has no room for a copy
@@ -226,7 +226,7 @@ class LiveCache:
                 return
             self._drop_room()
             if size > host.budget_bytes:
-                self._room = Room(flat.leaves, flat.values), 0  # it is not kept: the next one takes its place
+                self._room = Room(flat.leaves, flat.values), 0  # this state is not kept: the next copy reuses it
                 return
             known = self._unchanged if self._leaves == flat.leaves else set()
             size -= sum(flat.leaves[index].nbytes for index in known)
@@ -316,7 +316,7 @@ class LiveCache:
         self._make_room(tier, needed, self._order(tier))
         copy = self._copied(flat, known)
         for value in copy.values:
-            lazy_copies.allow_copies(value)  # a fork from it takes no memory for what it only reads
+            lazy_copies.allow_copies(value)  # a fork takes no memory for tensors that it only reads
         self._remember(copy, known)
         tier.add(key, _Held(copy.state(), copy, size))
         return copy
@@ -362,8 +362,8 @@ class LiveCache:
         return (key for key in tier if key not in self._expected)
 
     def _after(self, tier: _Tier, key: StateKey | None) -> list[StateKey]:
-        """Return the states that are expected to be needed later than one, soonest first; all if it is ``None``, and
-        none if it is not expected."""
+        """Return the states that are expected to be needed later than ``key``, soonest first: all if ``key`` is
+        ``None``, none if ``key`` is not expected."""
         kept = [other for other in self._expected if other in tier or other == key]
         if key is None:
             return kept

@@ -8,9 +8,10 @@ A state is *needed*, and its checkpoint must be kept, if
 - a chain starts from it that has not reported anything yet, and so may not have loaded it;
 - a running chain will reach it, and would immediately keep it again;
 - a trial of the plan names its step as one at which further trials will be forked (``keep_at``): no search evicts it,
-  whatever its budget, but ``hpstage gc --budget`` may where none runs: whoever calls that knows what is to come;
+  regardless of its budget; ``hpstage gc --budget`` may evict it while no search runs, since its caller decides what
+  is still to come;
 - it is one of the best of a study (:mod:`hpstage.plan.winners`), or will be when the trials that have their last
-  results end: its model is what the search was for.
+  results end: its model is the purpose of the search.
 
 Evicting any other state only costs retraining if it is requested later, by another study or by ``extend=True``.
 """
@@ -27,7 +28,7 @@ from hpstage.plan.plan import SearchPlan
 
 
 def kept_states(plan: SearchPlan, *, for_forks: bool = True) -> list[KeptState]:
-    """Return every saved state with its nearest saved ancestor, the seconds from there, and whether it is needed:
+    """Return every saved state with its nearest saved ancestor, the seconds from there, and whether it is needed; with
     ``for_forks``, also for trials that are still to come.
 
     O(saved states, wants, unfinished trials and running chains, and the nodes above them).

@@ -16,14 +16,14 @@ class CudaMover:
 
     def __init__(self) -> None:
         self._streams: dict[Any, Any] = {}
-        self._returned: Counter[Any] = Counter()  # bytes of each device
+        self._returned: Counter[Any] = Counter()  # maximum bytes that steps have used and freed, by device
 
     def is_on_device(self, flat: FlatState) -> bool:
         """Whether any part of a state is on the device."""
         return any(_is_on_device(value) for value in flat.values)
 
     def room(self, flat: FlatState) -> int:
-        """Return the bytes of such states for which the device has room: its free memory without that of steps."""
+        """Return the bytes of such states that fit on the devices, apart from the memory that steps need."""
         import torch
 
         sizes: Counter[Any] = Counter()
@@ -34,7 +34,7 @@ class CudaMover:
         for device, size in sizes.items():
             unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
             now = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
-            # The most until now: several states may be kept after one step, whose peak is then nearer.
+            # The maximum so far: each state kept after a step brings the allocated memory closer to the peak.
             returned = self._returned[device] = max(now, self._returned[device])
             left = torch.cuda.mem_get_info(device)[0] + unused - returned
             rooms.append(left / max(1, size))
@@ -63,7 +63,7 @@ class CudaMover:
         host = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu", pin_memory=True)
         with torch.cuda.stream(stream):
             host.copy_(tensor, non_blocking=True)
-        tensor.record_stream(stream)  # its memory is not used again before it is copied
+        tensor.record_stream(stream)  # its memory is not reused before it is copied
         return host
 
 

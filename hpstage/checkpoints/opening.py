@@ -54,7 +54,7 @@ def open_folder(
 ) -> CheckpointStore:
     """Open the checkpoints in a folder, given as a path or as ``file://``. Arguments as :func:`open_checkpoints`."""
     if storage_options:
-        raise UsageError(f"{shown(location)!r} is a folder: it has no storage_options")
+        raise UsageError(f"{shown(location)!r} is a folder, which has no storage_options; omit them")
     return FolderCheckpoints(_path(location) if _SCHEME.match(location) else location, workload, sweep=sweep)
 
 

@@ -20,8 +20,8 @@ class PackedPlace:
     """The place of a checkpoint's files in memory.
 
     Args:
-        location: of the entry, for messages.
-        content: of the entry; files may be added.
+        location: location of the entry, for messages.
+        content: files of the entry; more may be added.
     """
 
     def __init__(self, location: str, content: Mapping[str, bytes] = {}) -> None:
@@ -35,7 +35,7 @@ class PackedPlace:
             content = _decode(entry)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise CheckpointCorrupt(f"{location} holds no checkpoint: {error}") from error
-        if content.keys() != _NAMES:  # each becomes the name of a file where it is unpacked
+        if content.keys() != _NAMES:  # each becomes a file name when unpacked
             raise CheckpointCorrupt(f"{location} contains files that do not belong to a checkpoint")
         return cls(location, content)
 

@@ -1,16 +1,16 @@
-"""Packs: small states and logs of a folder in few files, since thousands of tiny trials would have thousands of each.
+"""Packs: small states and logs of a folder in few files, since thousands of tiny trials would need thousands of files.
 
-A pack is a file to which one process appends *entries*: a header with a name and a checksum of its own, then the
-content, which the store checks. The process opens it for each entry and closes it, so that other hosts see all of it
-then. An entry counts once all of it is there: the torn end that a killed writer leaves counts for nothing, and after a
-failed write the writer begins another pack. Where a header is damaged, the next one is searched for, so that damage
-costs the entry that it is in. An entry is deleted by one byte of its header, which is written in its place.
+A pack is a file to which one process appends *entries*. An entry is a header with a name and its own checksum, followed
+by the content, which the store checks. The process opens and closes the file for each entry, so that other hosts see
+the whole entry afterwards. Only complete entries count: a torn end that a killed writer leaves is ignored, and after a
+failed write the writer begins another pack. After a damaged header, the next header is searched for, so that damage
+costs only the damaged entry. An entry is deleted by overwriting one byte of its header.
 
-A pack of which most is deleted is compacted, by its writer, or by who deletes from it or sweeps the folder: its entries
-are appended to another one, then it is removed. Nobody appends to it at that time: it is one's own, or full, or its
-writer is gone. Who looks for an entry finds it in one of the two: a listing without the old pack is later than the
-copies, and one in which it was still is repeated. Who deletes an entry looks for further copies afterwards, and who
-copies one looks afterwards whether it was deleted.
+A pack of which most is deleted is compacted, by its writer, or by a process that deletes from it or sweeps the folder:
+its entries are appended to another pack, then it is removed. No other process appends to it at that time: it is the
+process's own pack, or full, or its writer is gone. A reader finds an entry in one of the two packs: a listing without
+the old pack is newer than the copies, and a reader that finds the old pack removed lists again. A process that deletes
+an entry looks for further copies afterwards; a process that copies an entry checks afterwards whether it was deleted.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ import xxhash
 from hpstage.checkpoints.processes import has_died, writer_prefix
 
 SMALL = 1 << 16
-"""Bytes of the largest entry."""
+"""Maximum bytes of an entry."""
 _FULL = 4 << 20
-# Bytes of deleted entries that a process which deletes leaves in a pack, and of one that is worth no file of its own
-# once its writer is gone, if there are so many.
+# A process that deletes entries leaves up to _SLACK deleted bytes in a pack. Packs of fewer than _SLIGHT bytes whose
+# writers are gone are merged if there are more than _MANY.
 _SLACK, _SLIGHT, _MANY = 1 << 18, 1 << 20, 8
 
 _MAGIC = b"hpstage\x01"
-_KEPT, _DELETED = b"+", b"-"  # which differ in two bits
+_KEPT, _DELETED = b"+", b"-"  # they differ in two bits
 _FIXED = struct.Struct("<8scBI")  # magic, whether it is deleted, length of the name, length of the content
 _LONGEST = _FIXED.size + 255 + 8
 _BLOCK = 1 << 18
@@ -60,10 +60,10 @@ class _Pack:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.by_name: dict[str, tuple[int, ...]] = {}  # offsets of those that are not deleted
+        self.by_name: dict[str, tuple[int, ...]] = {}  # offsets of entries that are not deleted
         self.sizes: dict[int, int] = {}  # by offset
-        self.live = 0  # bytes of those that are not deleted
-        self.read_to = 0  # what is before was understood
+        self.live = 0  # bytes of entries that are not deleted
+        self.read_to = 0  # every entry before this offset was understood
 
     def add(self, offset: int, name: str, size: int) -> None:
         if offset not in self.sizes:
@@ -116,9 +116,9 @@ class Packs:
         parent owns the pack."""
         self._lock = threading.Lock()
         self._packs: dict[str, _Pack] = {}
-        self._own: str | None = None  # to which this process appends
-        self._own_end = 0  # where its last entry in it ends
-        self._look_at = 0  # bytes of that at which this process looks what others have deleted
+        self._own: str | None = None  # the pack to which this process appends
+        self._own_end = 0  # offset at which this process's last entry in it ends
+        self._look_at = 0  # its size at which this process next checks what others have deleted
 
     def __getstate__(self) -> Path:
         return self._folder
@@ -161,7 +161,7 @@ class Packs:
                 for pack in dict.fromkeys(pack for pack, _ in found):
                     slack = _size(pack.path) - pack.live
                     if (not pack.live or slack > max(pack.live, _SLACK)) and self._has_ended(pack):
-                        with suppress(OSError):  # which costs space, but nothing else
+                        with suppress(OSError):  # an error costs only space
                             self._compact(pack)
 
     def sizes(self) -> tuple[dict[str, int], int]:
@@ -211,7 +211,7 @@ class Packs:
                 if not stat.S_ISREG(found.st_mode):
                     continue
                 pack = self._packs.setdefault(name, _Pack(self._folder / name))
-                if pack.read_to > found.st_size:  # an earlier copy of it was put in its place
+                if pack.read_to > found.st_size:  # an earlier copy has replaced the file
                     pack = self._packs[name] = _Pack(pack.path)
                 if pack.read_to < found.st_size:
                     with _opened(pack.path, os.O_RDONLY) as file:
@@ -230,7 +230,7 @@ class Packs:
                 content = os.pread(file, pack.sizes[offset], offset)
                 entry = _entry_of(content)
                 if entry is None or entry.name != name:
-                    self._packs.pop(pack.path.name, None)  # an earlier copy of it was put in its place
+                    self._packs.pop(pack.path.name, None)  # an earlier copy has replaced the file
                 elif entry.is_kept:
                     return content[entry.begin :]
             pack.drop(offset, name)
@@ -255,7 +255,7 @@ class Packs:
         size = 0 if self._own is None else _size(self._folder / self._own)
         if (
             self._own is None or not max(1, self._own_end) <= size < _FULL
-        ):  # a shorter one was damaged: nothing follows that
+        ):  # a shorter pack was damaged: append nothing to it
             self._own = f"{writer_prefix()}-{uuid.uuid4().hex}"
             self._look_at, self._own_end = _SLACK, 0
             with suppress(FileExistsError):
@@ -275,12 +275,12 @@ class Packs:
                     raise
                 is_there = os.fstat(file).st_nlink > 0
         except BaseException:
-            self._own = None  # nothing follows a torn end
+            self._own = None  # append nothing after a torn end
             with suppress(OSError):
                 if not _size(pack.path):
                     pack.path.unlink()
             raise
-        if not is_there:  # another host took this process for dead
+        if not is_there:  # another host assumed that this process is dead
             self._own = None
             return self._append(name, content)
         self._own_end = start + len(entry)
@@ -309,7 +309,7 @@ class Packs:
         with _opened(old.path, os.O_RDONLY) as file:
             copied = self._copy(file, set())
             old.path.unlink(missing_ok=True)
-            # A writer that only seemed to be gone finds that its pack is, or has appended by now.
+            # A writer that only seemed to be gone either finds its pack removed, or has appended before that.
             self._copy(file, copied)
         self._packs.pop(old.path.name, None)
 
@@ -351,7 +351,7 @@ def _opened(path: Path, how: int) -> Iterator[int]:
         with suppress(OSError):
             os.close(file)
         raise
-    os.close(file)  # which may fail where writing was put off
+    os.close(file)  # may fail if the file system defers writes
 
 
 def _size(path: Path) -> int:
@@ -380,7 +380,7 @@ def _entry_of(content: bytes) -> _Entry | None:
 
 
 def _checksum(header: bytes) -> bytes:
-    """Return a checksum of a header, which does not cover whether the entry is deleted."""
+    """Return a checksum of a header without the byte that marks a deleted entry."""
     at = len(_MAGIC)
     return xxhash.xxh3_64_digest(header[:at] + header[at + 1 :])
 

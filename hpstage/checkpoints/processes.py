@@ -48,17 +48,18 @@ def host_identity() -> str:
 
 
 def writer_prefix() -> str:
-    """Return how the names of what this process writes begin, so that others can see whether it has ended."""
+    """Return the prefix of the names of files that this process writes. It shows others whether the process has
+    ended."""
     return f"{host_digest()}-{os.getpid()}"
 
 
 def has_died(name: str) -> bool:
-    """Whether the process that writes what has this name is known to have ended."""
+    """Whether the process that wrote the file of this name is known to have ended."""
     host, _, rest = name.partition("-")
     pid = rest.partition("-")[0]
     return host == host_digest() and pid.isdigit() and not is_alive(int(pid))
 
 
 def host_digest() -> str:
-    """Return an identifier of the host, within which a process number identifies a process."""
+    """Return a digest of :func:`host_identity`."""
     return xxhash.xxh3_64_hexdigest(host_identity().encode())

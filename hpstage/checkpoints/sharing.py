@@ -1,9 +1,9 @@
-"""Leaves that states have in common are stored once: frozen weights, buffers, optimizer state of what did not move.
+"""Stores leaves that several states share only once: frozen weights, buffers, optimizer state of unchanged weights.
 
-A leaf is known by its content (kind, dtype, shape, strides, bytes). Where a process saves a leaf that it has met in an
-earlier state, it stores it in a *part*, a checkpoint of such leaves; from then on, states name the part. A part's key
-is a digest of what it holds, so that processes that find the same leaves write the same part. Which leaves those are is
-never declared: a leaf that training changes has another content, and is stored with its state.
+A leaf is identified by its content (kind, dtype, shape, strides, bytes). If a process saves a leaf that an earlier
+state had, too, it stores the leaf in a *part*, a checkpoint of such leaves; from then on, states refer to the part. A
+part's key is a digest of its leaves, so processes that find the same leaves write the same part. Nobody has to declare
+these leaves: a leaf that training changes has other content, and is stored with its state.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hpstage.checkpoints.store import part_key
 from hpstage.plan.facts import Part, StateKey
 
 SMALLEST = 1 << 16
-"""Bytes of the smallest part: less is not worth files of its own."""
-# Number of leaves met that are remembered, the last ones.
+"""Minimum bytes of a part: a smaller one is not worth files of its own."""
+# Maximum number of leaves to remember: the last ones met.
 _MOST = 1 << 15
 _SEVERAL = StateKey("")
 BEFORE_TRAINING = StateKey(".")
@@ -39,24 +39,24 @@ class Division:
         parts: the part of each leaf that is in one, by the leaf's number.
     """
 
-    contents: tuple[str, ...]  # the xxh3_128 of each leaf's bytes
-    parts: Mapping[int, Part]  # of each leaf that is in one, by its number
+    contents: tuple[str, ...]
+    parts: Mapping[int, Part]
 
 
 def name_in_part(leaf: Leaf, content: str) -> str:
-    """Return the name of a leaf in parts, a digest of all that it is; ``content``: the xxh3_128 of its bytes."""
+    """Return the name of a leaf in parts: a digest of its description and ``content``, the xxh3_128 of its bytes."""
     described = [leaf.kind, leaf.dtype, leaf.shape, leaf.strides, content]
     return xxhash.xxh3_128_hexdigest(msgspec.json.encode(described))
 
 
 def is_divisible(flat: FlatState) -> bool:
-    """Whether a state has enough bytes for a part. Smaller ones are saved without a look at their leaves."""
+    """Whether a state has enough bytes for a part. The leaves of smaller states are not compared."""
     return sum(leaf.nbytes for leaf in flat.leaves) >= SMALLEST
 
 
 class Sharing:
-    """The leaves of a store's states that a process has seen, for storing each of them once. Thread-safe: a leaf that
-    one thread misses is stored again."""
+    """The leaves of a store's states that a process has seen, for storing each of them once. Thread-safe: at worst, a
+    leaf is stored again."""
 
     def __init__(self) -> None:
         # The state that had each leaf, or _SEVERAL; the last one met at the end.
@@ -65,8 +65,8 @@ class Sharing:
         self._held: dict[str, Any] = {}
 
     def hold(self, values: Mapping[str, Any]) -> None:
-        """Hold lazy copies of a state's leaves, by their names in parts, in place of those of the state before. They
-        take no memory as long as the model or a copy of the state has that."""
+        """Hold lazy copies of a state's leaves, by their names in parts, and drop those of the state before. They take
+        no memory of their own as long as the model, or a copy of the state, shares it."""
         copies = {name: lazy_copies.copy(value) for name, value in values.items()}
         self._held = {name: copy for name, copy in copies.items() if copy is not None}
 
@@ -99,8 +99,8 @@ class Sharing:
         return {index: part for index, part in found if part is not None}
 
     def to_place(self, key: StateKey, flat: FlatState, names: Sequence[str]) -> dict[str, int]:
-        """Return the leaves of a state that should get a part, as numbers by name: those that another state had and
-        that are in no part, if they are worth it."""
+        """Return the leaves of a state to store in a new part, as numbers by name: those that another state had, too,
+        and that are in no part yet; none if they have too few bytes."""
         chosen = {
             name: index
             for index, name in enumerate(names)

@@ -1,7 +1,7 @@
 """The log of some steps of training, as a small file: columns of steps and values by name, and the printed text.
 
 A file is msgpack with a checksum, never pickle. It is kept under the key of the state at its end, and outlives the
-checkpoint of that.
+state's checkpoint.
 """
 
 from __future__ import annotations

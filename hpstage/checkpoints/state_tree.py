@@ -50,7 +50,7 @@ class FlatState:
         """Return a deep copy, still flat.
 
         Args:
-            into: memory that was made for such states, and then belongs to the copy.
+            into: memory of :meth:`room` for such a state; it then belongs to the copy.
             known: by number, values with the same bytes that nobody modifies, which are used as they are.
         """
         rooms = [None] * len(self.leaves) if into is None or into.leaves != self.leaves else into.values
@@ -70,8 +70,8 @@ class FlatState:
         return unflatten(self.tree, self.values)
 
     def room(self, known: Container[int] = ()) -> Room:
-        """Return memory for a copy of such a state without the leaves ``known``, which was written to once; takes
-        several times as long as to copy."""
+        """Return memory for a copy of such a state without the leaves ``known``. The memory was written to once, which
+        takes several times as long as copying."""
         parts = enumerate(zip(self.leaves, self.values, strict=True))
         return Room(self.leaves, tuple(None if index in known else leaves.room(*part) for index, part in parts))
 
@@ -92,10 +92,10 @@ def flatten(state: object) -> FlatState:
 
 
 def unflatten(tree: Node, values: Sequence[Any], join: Callable[[Any, Any], Any] = jax_arrays.join) -> object:
-    """Rebuild a state; some error for an invalid structure.
+    """Rebuild a state. Raises an error of any type for an invalid structure.
 
     Args:
-        join: makes a JAX array of its description and its bytes.
+        join: creates a JAX array from its description and a NumPy array of its bytes.
     """
     if not isinstance(tree, list):
         if isinstance(tree, (dict, float)):

@@ -58,7 +58,7 @@ class Manifest(msgspec.Struct, frozen=True):
     parts: tuple[Part, ...] = ()
     """Parts: checkpoints that hold the leaves which are not in the files, since several states share them."""
     rest: int | None = None
-    """Bytes of the files, where there are parts; ``bytes`` are those that the files would have without."""
+    """Bytes of the files if there are parts; ``bytes`` is what they would have without parts."""
 
     @property
     def own(self) -> int:
@@ -97,8 +97,8 @@ class CheckpointStore(ABC):
     """
 
     beside_training: bool = False
-    """Whether states may be saved and loaded in a thread while training continues. It must then draw no numbers from
-    Python's, NumPy's or torch's global generators, as drivers of object stores do before they try again."""
+    """Whether states may be saved and loaded in a thread while training continues. The store must then draw no numbers
+    from Python's, NumPy's or torch's global generators, as drivers of object stores do before a retry."""
 
     @abstractmethod
     def save(self, key: StateKey, state: object, *, step: int, parent: StateKey | None) -> Kept:
@@ -123,8 +123,8 @@ class CheckpointStore(ABC):
         return f"{self!r}: {key_path(key)}"
 
     def unpack(self, key: StateKey) -> str:
-        """Return :meth:`location`, once the files of a checkpoint are there that may share one with others, for people
-        and other programs. Raises as :meth:`load` does for a place that cannot be written to."""
+        """Return :meth:`location`, for people and other programs, after giving the checkpoint files of its own there if
+        it shares a file with others. Raises the errors of :meth:`load`, also if the place cannot be written to."""
         return self.location(key)
 
     def verify(self, key: StateKey) -> None:
@@ -140,7 +140,7 @@ class CheckpointStore(ABC):
         """Return the keys of all checkpoints, sound or not."""
 
     def save_log(self, key: StateKey, log: StageLog) -> None:  # noqa: B027  # may be left out
-        """Keep the log of the steps before a state, in the place of an earlier one. A reader sees all of it, the
+        """Keep the log of the steps before a state; it replaces an earlier log. A reader sees the whole log, the
         earlier one, or :class:`CheckpointCorrupt`. By default, logs are not kept."""
 
     def load_log(self, key: StateKey) -> StageLog:

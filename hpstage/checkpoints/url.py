@@ -54,8 +54,8 @@ class UrlCheckpoints(FormattedCheckpoints):
     """
 
     _to_reach = (
-        "see that it has the same endpoint and credentials everywhere, and that its files are not in one process's "
-        "memory or disk"
+        "see that endpoint and credentials are the same everywhere, and that the files are not in the memory of one "
+        "process or on the disk of one host"
     )
 
     def __init__(self, url: str, workload: str, *, storage_options: Mapping[str, Any] | None = None) -> None:
@@ -77,7 +77,7 @@ class UrlCheckpoints(FormattedCheckpoints):
     @contextmanager
     def _written(self, key: StateKey, write: Write, size: int) -> Iterator[tuple[Manifest, Publish]]:
         place, token = self._place(key), uuid.uuid4().hex
-        is_named = False  # by the manifest, or it may be: then its files must be kept
+        is_named = False  # whether the manifest names these files, or may name them: then they must be kept
 
         def publish() -> bool:
             nonlocal is_named
@@ -279,7 +279,7 @@ class UrlPlace:
 
 def _remedy(error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
-        return "see that the bucket or folder of the URL is there: it is not made unasked"
+        return "see that the bucket or folder of the URL is there: hpstage creates no bucket and no parent folder"
     if isinstance(error, PermissionError):
         return "see that the credentials are right and allow to list, read, write and delete there"
     if is_definite(error):

@@ -226,7 +226,7 @@ def test_a_file_system_that_cannot_rename_folders_is_refused_at_the_start(
 
     store = FolderCheckpoints(tmp_path, "w")
     monkeypatch.setattr(os, "rename", refuse)
-    with pytest.raises(CheckpointError, match=r"folders must be renamed there; .* its own URL"):
+    with pytest.raises(CheckpointError, match=r"it cannot rename folders; .* its own URL"):
         store.check()
 
 
