@@ -33,7 +33,7 @@ def difference(facts: Iterable[Fact], again: StateReached, names: Sequence[str])
 
 
 def audited_difference(facts: Iterable[Fact], audit: Audit, report: AuditEnded) -> StateDiffers:
-    """Return the fact that a state differs that an audit has trained again.
+    """Return the fact that a state that an audit has retrained differs from the first one kept.
 
     Args:
         facts: the journal.
@@ -42,7 +42,7 @@ def audited_difference(facts: Iterable[Fact], audit: Audit, report: AuditEnded) 
     segment = audit.segment
     step = segment.stop if report.step is None else report.step
     node = next(stage.node for stage in segment.stages if step <= stage.stop)
-    begun = "from nothing" if segment.source is None else f"from the checkpoint at step {segment.start}"
+    begun = "from scratch" if segment.source is None else f"from the checkpoint at step {segment.start}"
     alone = "" if segment.captured else ", alone and with nothing captured"
     again = f"{begun}{alone}, in a fresh process by an audit on worker {report.worker}"
     first = _first_kept(facts, node, step)
@@ -50,7 +50,7 @@ def audited_difference(facts: Iterable[Fact], audit: Audit, report: AuditEnded) 
 
 
 def _first_kept(facts: Iterable[Fact], node: NodeId, step: int) -> StateReached:
-    """Return how a state was reached when it was kept first."""
+    """Return the report of the state that was kept first at a step of a node."""
     return next(
         fact
         for fact in facts
@@ -65,8 +65,8 @@ def explain(fact: StateDiffers | ForkVerified) -> str:
     first, again = fact.ways
     return (
         f"the state after step {fact.step} was trained again, and differs: {what}. First trained {first}; now "
-        f"{again}. Something that training depends on is in no state, or is a function neither of the state nor of "
-        f"the step (the time, a thread, an order of addresses, a file): run `hpstage check` on the trainable to find it"
+        f"{again}. Training depends on something that is in no state and does not follow from the step, such as the "
+        f"time, a thread, the order of addresses or a file. Run `hpstage check` on the trainable to find it"
     )
 
 

@@ -60,11 +60,11 @@ logger = logging.getLogger("hpstage")
 
 # Seconds between checks for records of other drivers, if there are any, and for finished probes.
 _OTHERS = 0.02
-# Seconds between checks whether other drivers are alive, and the longest wait for benched workers only.
+# Seconds between checks whether other drivers are alive, and the maximum wait while something else is due.
 _WATCH = 1.0
-# Seconds between two looks whether the caller still waits for audits.
+# Seconds between checks whether the caller still waits for audits.
 _REST = 0.2
-# Number of facts that figures lag behind at most.
+# Maximum number of facts that figures lag behind.
 _UNACCOUNTED = 10_000
 # Number of damaged or missing checkpoints that are logged.
 _LOST_LOGGED = 3
@@ -94,7 +94,7 @@ class Driver:
     strict: bool = True
     """Whether to refuse to build on training that any driver, earlier ones included, has found inexact."""
     probe: StateProbe | None = None
-    """Re-reads a state before it is written off; without it workers are believed."""
+    """Reads a state that a worker could not read before the state counts as lost; if ``None``, workers are believed."""
     snapshots: SnapshotWriter | None = None
     """Writes snapshots of the plan."""
 
@@ -108,10 +108,10 @@ class Driver:
         self._looked = 0.0
         self._patience = WorkerTimeout(self.scheduler)
         self._notices = Notices(self.plan)
-        self._accounting: Accounting | None = None  # until anybody looks at figures
-        self._unaccounted: list[Fact] = []  # since they were looked at
+        self._accounting: Accounting | None = None  # ``None`` until figures are needed
+        self._unaccounted: list[Fact] = []  # facts since figures were last needed
         self.executor.adapt(self.scheduler.demands.at)
-        self._pool = self.executor.pool  # a closed one has none
+        self._pool = self.executor.pool  # a closed executor has none
         joined = [WorkerJoined(worker, self.executor.clock()) for worker in workers]
         for fact in self._changed(joined):
             self.log.note(fact)
@@ -228,7 +228,7 @@ class Driver:
                 self._looked = time.monotonic()
                 self.remove_dead_drivers()
             timeout = _OTHERS if timeout is None else min(timeout, _OTHERS)
-        if self.log.noted:  # not everything is followed by a report soon
+        if self.log.noted:  # they must be written soon, even without a report
             timeout = _WATCH if timeout is None else min(timeout, _WATCH)
         if self.probe is not None and self.probe.held:
             timeout = _OTHERS if timeout is None else min(timeout, _OTHERS)
@@ -238,7 +238,7 @@ class Driver:
                 timeout = min(left, _WATCH if timeout is None else timeout)
         if self._answers:
             timeout = 0.0  # take available reports, but do not wait for more
-        elif next(iter(self.plan.drivers), self.scheduler.driver) == self.scheduler.driver:  # one of several is enough
+        elif next(iter(self.plan.drivers), self.scheduler.driver) == self.scheduler.driver:  # one driver is enough
             self.write_snapshot()  # now that all workers have something to do
         self._take(self.executor.wait(timeout))
         self._dispatch()
@@ -259,8 +259,8 @@ class Driver:
         """Audit a segment of each regime that was not audited in idle time, now that everything is trained.
 
         Args:
-            seconds: for how long at most. What still runs then is ended.
-            waiting: called now and then; false: the caller does not wait any longer.
+            seconds: maximum duration. Audits that still run afterwards are stopped.
+            waiting: returns whether the caller still waits; called from time to time.
 
         Raises:
             StateError: an audit has found a difference.
@@ -354,7 +354,7 @@ class Driver:
         return [msgspec.structs.replace(me, pool=self._pool, at=time.time())]
 
     def _changed(self, reports: Iterable[Report]) -> Iterator[Fact]:
-        """Yield the facts of workers that joined and left. The slots of one are one."""
+        """Yield the facts of workers that joined and left. The slots of a worker count as one worker."""
         times: dict[float, tuple[list[WorkerId], list[WorkerId]]] = {}
         for report in reports:
             if isinstance(report, WorkerJoined | WorkerLeft) and report.worker == host_of(report.worker):
@@ -371,7 +371,7 @@ class Driver:
     def _perform(self) -> None:
         if self.log.requested:
             self.log.write()
-        else:  # what else is noted affects no claim, and is written with what comes next
+        else:  # other noted facts affect no claim, and are written with the next facts
             self.log.catch_up()
         if self.scheduler.back_at() is not None:
             self.scheduler.tick(self.executor.clock())
@@ -411,7 +411,7 @@ class Driver:
 
     @property
     def accounting(self) -> Accounting:
-        """The tables of the plan's figures, which are folded as far as they lag behind when they are looked at."""
+        """The tables of the plan's figures. Facts that they lag behind are applied first."""
         if self._accounting is None:
             self._accounting = accounted(self.plan, self.log.journal)
         for fact in self._unaccounted:
@@ -423,7 +423,7 @@ class Driver:
 def _batches(reports: Iterable[Report]) -> Iterator[list[Report]]:
     """Yield batches of reports to decide on together.
 
-    A loss of a chain or of a state is separate: it depends on the reports before it.
+    A report that loses a chain or a state is a batch of its own: the decision depends on the reports before it.
     """
     batch: list[Report] = []
     for report in reports:

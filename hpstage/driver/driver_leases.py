@@ -69,10 +69,10 @@ class DriverLeases:
         return dict(self._tokens)
 
     def is_gone(self, other: DriverJoined, studies: Iterable[str] = ()) -> bool:
-        """Whether the other driver has died, or its lease has expired. If so, no write of it can follow.
+        """Whether the other driver has died, or its lease has expired. If so, it can no longer write.
 
-        ``studies``: identities of the plan's studies. The lease of any that the other driver drove is released, so that
-        the study's next call need not wait for it to expire.
+        ``studies``: identities of the plan's studies. If the other driver drove one of them, that study's lease is
+        released, so that the study's next call need not wait until it expires.
         """
         name = _of(other.driver)
         if self._has_died(other):

@@ -21,15 +21,15 @@ _KINDS = {
 }
 _SHARED = "shared "
 _of_this_process: set[str] = set()
-"""Names of the command line's arguments, which are the same in all of its searches: they are named in the first."""
+"""Names of command-line arguments that were logged. All searches of a process share them: only the first logs them."""
 _UNLESS = "If training does not depend on it, name it in `stateless`"
 
 
 def check_inputs(plan: SearchPlan, executor: Executor) -> None:
-    """Compare the inputs of a plan with what they are now where the executor trains.
+    """Compare the inputs of a plan with their current content on the executor's workers.
 
     Raises:
-        StoreError: one has changed since it was read.
+        StoreError: an input has changed since it was read.
     """
     changed = _changed(plan, executor.look_at(tuple(plan.inputs))) if plan.inputs else []
     if changed:
@@ -55,7 +55,7 @@ def notices(plan: SearchPlan, reports: Iterable[Report]) -> list[str]:
                 f"this store has read before. Give all workers the same content, do not change it while a search runs, "
                 f"and choose another store with store=. {_UNLESS}"
             )
-        # Not what does not exist: code often looks for files that may exist.
+        # Missing files are not named: code often looks for files that need not exist.
         names = [name for name, digest in report.inputs.items() if digest and name not in known]
         known.update(names)
         names = [name for name in names if name not in _of_this_process]
@@ -70,9 +70,9 @@ def notices(plan: SearchPlan, reports: Iterable[Report]) -> list[str]:
 
 def _notice_of_shared(names: list[str]) -> str:
     return (
-        f"Training reads {_listed(names)}, which earlier steps have written: it is in no state, so that a fork finds "
-        f"what another trial has left there, and training again shows no difference. Keep it in an attribute of the "
-        f"trainable; if it is the same whichever trial has written it, name it in `stateless`"
+        f"Training reads {_listed(names)}, which earlier steps have written: it is in no state, so a fork reads the "
+        f"content that another trial has written, and retraining does not reveal that. Keep the content in an "
+        f"attribute of the trainable; if all trials write the same content, name the file in `stateless`"
     )
 
 

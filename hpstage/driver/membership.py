@@ -42,7 +42,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conduct:
-    """How a driver trains it; the fields are those of :class:`~hpstage.scheduler.scheduler.Scheduler`."""
+    """How a driver trains a plan; the fields are those of :class:`~hpstage.scheduler.scheduler.Scheduler`."""
 
     checkpoint_every: int | None
     verify: Verify
@@ -66,7 +66,7 @@ def join_plan(
 ) -> Iterator[Driver]:
     """Join the plan of ``journal`` with a new driver, which leaves at the end of the context.
 
-    In order: fold the plan and compare what training reads besides, make the scheduler and the driver, and join the
+    In order: fold the plan, compare the inputs that training reads, create the scheduler and the driver, and join the
     other drivers.
 
     Args:
@@ -79,7 +79,7 @@ def join_plan(
         UsageError: another process drives the study, or others on the plan keep their checkpoints elsewhere.
         LeaseLost: this process was suspended for so long that others considered it dead. Later writes had no effect,
             and it may join again.
-        StoreError: training reads something that changed since the plan's results were trained.
+        StoreError: an input of training has changed since the plan's results were trained.
         HistoryChanged: the journal has lost records that this process has folded. It may also join again.
     """
     described = workload.described
@@ -137,7 +137,7 @@ def join_plan(
 
 
 def _compare_with_last(plan: SearchPlan, place: str, checkpoints: CheckpointStore) -> None:
-    """Warn that states were kept elsewhere. This may be intended: the folder was removed, or another was given."""
+    """Warn if states were kept in another place. This may be intended: the folder was removed, or another was given."""
     if place and plan.place and place != plan.place and plan.kept and not _has_last(plan, checkpoints):
         logger.warning(
             "The %d checkpoints of this plan were saved in another location than %r; states that have no checkpoint "
@@ -148,7 +148,7 @@ def _compare_with_last(plan: SearchPlan, place: str, checkpoints: CheckpointStor
 
 
 def _has_last(plan: SearchPlan, checkpoints: CheckpointStore) -> bool:
-    """Whether the state that was kept last is there, as all are in a copy (``hpstage copy``)."""
+    """Whether these checkpoints have the state that was kept last, as a copy by ``hpstage copy`` does."""
     try:
         checkpoints.manifest(next(reversed(plan.kept)))
     except CheckpointError:
@@ -163,5 +163,5 @@ def _check_place(place: str, others: Iterable[DriverJoined], driver: Driver) -> 
             driver.leave()
             raise UsageError(
                 f"process {other.pid} on {other.host.partition('/')[0]} works on this plan and keeps its checkpoints "
-                f"in another place; give both the same with checkpoints="
+                f"in another place; give both processes the same place with checkpoints="
             )

@@ -14,7 +14,7 @@ from hpstage.schedule import Scalar
 from hpstage.schedule.scalars import same
 
 _REMEMBERED = 10_000
-# Hex digits of marks: those of one tensor alone, of 16 bits, are soon the same by chance.
+# Minimum hex digits of marks: the marks of a single tensor have 16 bits, and soon agree by chance.
 _LEAST = 8
 
 
@@ -53,32 +53,30 @@ def _of_length(steps: int, trainer: str, ends_at: int, *, sizes: bool) -> str:
         what = f"it has {steps} steps, but {trainer} ends training after {ends_at}"
     elif steps < ends_at and sizes:
         what = (
-            f"it has {steps} steps, but code sizes a schedule by {trainer}, which are {ends_at} steps: it does not "
-            f"come to its end"
+            f"it has {steps} steps, but a schedule is made for the {ends_at} steps of {trainer}: it does not reach "
+            f"its end"
         )
     else:
         return ""
-    return (
-        f"{what}. State one length in both, or let the space set how the rate changes (s.onecycle, s.cosine, s.linear)"
-    )
+    return f"{what}. Set the same length in both, or let the space schedule the rate (s.onecycle, s.cosine, s.linear)"
 
 
 class _Effects:
     """Compares the saved states. Two branches with different values and the same tensors, bit for bit, have not read
-    the values in which they differ: most likely hyperparameters that are read only where the model is made."""
+    the values in which they differ: most likely hyperparameters that are read only when the model is made."""
 
     def __init__(self, plan: SearchPlan) -> None:
         self._plan = plan
-        # Nodes by a step, and by the marks and metrics of a state there; the latest ones.
+        # The latest nodes, by step, marks and metrics of a state.
         self._seen: dict[tuple[int, str, tuple[tuple[str, float], ...]], int] = {}
         self._logged: set[str] = set()
 
     def missing(self, reached: StateReached) -> str | None:
         """Return a message for the user if a state shows that hyperparameters have no effect, once for each."""
-        # Without finite metrics, lines may be the same since all that they hold is NaN.
+        # Without finite metrics, branches may agree only because all of their values are NaN.
         if reached.kept is None or len(reached.kept.marks) < _LEAST or not _finite(reached.metrics):
             return None
-        # With the metrics: what only evaluate() reads has an effect.
+        # With the metrics: a hyperparameter that only evaluate() reads has an effect.
         place = reached.step, reached.kept.marks, tuple(sorted(to_numbers(reached.metrics or {}).items()))
         one, two = self._plan.nodes[self._seen.setdefault(place, reached.node)], self._plan.nodes[reached.node]
         if len(self._seen) > _REMEMBERED:
@@ -91,21 +89,22 @@ class _Effects:
         self._logged.update(names)
         names_of_trials = {self._through(node, reached.step).id.rpartition("/")[2] for node in (one, two)}
         trials = sorted(names_of_trials, key=lambda name: (len(name), name))
-        # Both were trained for one trial where a plateau decides what its values become.
+        # Both nodes are of one trial if a plateau decides which values it gets.
         who = (
             f"trials {' and '.join(trials)} differ" if trials[1:] else f"two ways of training trial {trials[0]} differ"
         )
         which = f"Hyperparameters {', '.join(map(repr, names))}" if names[1:] else f"The hyperparameter {names[0]!r}"
         return (
             f"{which} had no effect on training so far: {who} in nothing else, and are "
-            f"the same after {reached.step} steps, bit for bit. What is read where the model or the optimizer is made "
-            f"has its value at step 0: read hp[{names[0]!r}] in each step (an optimizer's fields follow "
-            f"hyperparameters of their own names, such as lr)"
+            f"the same after {reached.step} steps, bit for bit. Code that makes the model or the optimizer reads only "
+            f"values at step 0: read hp[{names[0]!r}] in each step (fields of an optimizer, such as lr, are set from "
+            f"hyperparameters of the same name)"
         )
 
     def _through(self, node: Node, step: int) -> PlannedTrial:
-        """Return the first trial whose path has the state at ``step`` of a node: the trial with which the node began
-        may branch off before. None has it where a plateau has decided otherwise since: then that one."""
+        """Return the first trial whose path has the state at ``step`` of a node: the trial that made the node may
+        branch off before. If no path has it, since a plateau has decided otherwise, return the trial that made the
+        node."""
         trials = (trial for trial in self._plan.trials.values() if trial.steps >= step)
         return next((trial for trial in trials if trial.node_at(step) is node), node.maker)
 
@@ -115,7 +114,7 @@ def _finite(metrics: Metrics | None) -> bool:
 
 
 def _differing(one: Node, two: Node, step: int) -> list[str]:
-    """Return the hyperparameters in which two lines have differed before a step."""
+    """Return the hyperparameters in which the paths to two nodes have differed before a step."""
     lines = one.ancestry(), two.ancestry()
     starts = {node.start for line in lines for node in line if node.start < step} | {step - 1}
     values = [tuple(_values(line, at) for line in lines) for at in starts]

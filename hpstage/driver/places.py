@@ -27,14 +27,14 @@ class Places:
     checkpoints: CheckpointStore
     folder: Path | None
     lasting: bool = True
-    """Whether the checkpoints stay when the call has ended."""
+    """Whether the checkpoints stay after the call."""
 
 
 def check_places(store: object, checkpoints: object) -> None:
     """Check the arguments of :func:`open_places`. Nothing is opened.
 
     Raises:
-        UsageError: one is of no kind that can be opened, or a plan on a server has no location for its checkpoints.
+        UsageError: an argument has another type, or a plan on a server has no location for its checkpoints.
     """
     for name, place, port in (("store", store, Journal), ("checkpoints", checkpoints, CheckpointStore)):
         if place is not None and not isinstance(place, str | os.PathLike | port):
@@ -90,12 +90,12 @@ def open_places(
 def made_with(
     store: str | os.PathLike[str] | Journal | None, name: str, workloads: Mapping[str, StateKey]
 ) -> str | None:
-    """Return the workload, of several, that the plan in a store is for; ``None`` if there is no plan, or it is for
-    another.
+    """Return the name of the workload that the plan in a store is for; ``None`` if there is no plan, or it is for a
+    workload that is not given.
 
     Args:
-        store, name: as for :func:`open_places`. Nothing is made there.
-        workloads: keys by the name to return. If there are plans of several, the first counts.
+        store, name: as for :func:`open_places`. Nothing is created there.
+        workloads: the key of each workload, by the name to return. If several have a plan, the first counts.
     """
     for chosen, workload in workloads.items():
         header = header_in(store, name, workload)
@@ -107,7 +107,7 @@ def made_with(
 def header_in(store: str | os.PathLike[str] | Journal | None, name: str, workload: StateKey) -> PlanCreated | None:
     """Return the first event of the plan that :func:`open_places` would open; ``None`` if there is none.
 
-    Nothing is made there.
+    Nothing is created there.
     """
     with ExitStack() as closing:
         journal = store if isinstance(store, Journal) else find_journal(store, name, workload, closing)

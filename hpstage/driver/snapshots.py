@@ -1,4 +1,4 @@
-"""Writing snapshots of a driver's plan, so that whoever opens it later need not fold all of its journal."""
+"""Writes snapshots of a driver's plan, so that a process that opens it later need not fold all of its journal."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from hpstage.store import Journal
 
 logger = logging.getLogger("hpstage")
 
-# Records that are folded in a tenth of a second if each is of one fact, and in a second if each has ten.
+# Minimum number of records between snapshots. To fold them takes a tenth of a second if each record has one fact, and a
+# second if each has ten.
 LEAST = 10_000
-# A snapshot is due when the records after the last one are this part of those in it: then writing costs the same per
-# record however many there are, and folding those after the last one takes about as long as restoring it.
+# A snapshot is due when the records after the last one reach this share of the records in it. Then the cost of writing
+# per record is constant, and folding the records after the last one takes about as long as restoring it.
 GROWTH = 1 / 8
 
 
@@ -29,7 +30,7 @@ class SnapshotWriter:
         self._writing: Future[None] | None = None
 
     def write_if_due(self) -> None:
-        """Write a snapshot of the plan as it is now, if so much has come since the last one."""
+        """Write a snapshot of the plan as it is now, if enough records were added since the last one."""
         position = self._plan.position
         if position - self._last < max(LEAST, GROWTH * self._last):
             return

@@ -57,7 +57,7 @@ class StateProbe:
             self._decided.put(replace(report, outcome="cut_off", message=message))
         else:
             message = (
-                f"{report.message}, though the driver finds it there and sound; see that the same place is mounted "
-                f"there, and the same hpstage installed"
+                f"{report.message}, though the driver finds it there and sound; see that the worker has the same place "
+                f"mounted, and the same hpstage installed"
             )
             self._decided.put(replace(report, outcome="cut_off", message=message))

@@ -189,7 +189,7 @@ def hugging_face_of(**length: int) -> Any:
     ("steps", "warning"),
     [
         (6, ""),
-        (4, "Trial 0: it has 4 steps, but code sizes a schedule by {}(max_steps=6), which are 6 steps"),
+        (4, "Trial 0: it has 4 steps, but a schedule is made for the 6 steps of {}(max_steps=6)"),
         (9, "Trial 0: it has 9 steps, but {}(max_steps=6) ends training after 6"),
     ],
 )
