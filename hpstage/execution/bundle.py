@@ -78,7 +78,7 @@ class Bundle:
         self._members = dict(zip(self._slots, members, strict=True))
         self._running: dict[WorkerId, tuple[Chain, Running, Control]] = {}
         self._due: dict[WorkerId, Due] = {}
-        self._took: dict[WorkerId, Took] = {}  # by the last step, not passed to its chains yet
+        self._took: dict[WorkerId, Took] = {}  # of the last step, not passed to the chains yet
 
     def __bool__(self) -> bool:
         """Whether any chain is running."""
@@ -121,9 +121,9 @@ class Bundle:
                 return StepsMeasured(chain, self._worker, self._widening.times.seconds, self._clock())
 
     def _train(self, due: Mapping[WorkerId, Due]) -> bool:
-        """Train a step of each chain. Return whether more is known about the duration of stacked steps."""
+        """Train a step of each chain. Return whether a new duration of stacked steps is known."""
         bundling, widening = self._bundling, self._widening
-        assert bundling is not None, "a chain alone trains its steps itself"
+        assert bundling is not None, "without a bundling trainable, a chain trains its steps itself"
         worthwhile = getattr(bundling, "worthwhile", len(self._slots))
         width = widening.width([self._running[worker][0].id for worker in due], worthwhile)
         measures = widening.measures
@@ -145,7 +145,7 @@ class Bundle:
             widths: for each chain, the number of chains with which it was stacked, itself included.
         """
         times = self._widening.times
-        # Of each in seconds as measured before, which are others now, but in proportion.
+        # The measured seconds of earlier steps give the proportions; the seconds of this step differ.
         measured = {worker: times.of(width) / width for worker, width in widths.items()}
         scale = whole / sum(measured.values())
         alone = scale * times.of(1)

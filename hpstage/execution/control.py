@@ -25,7 +25,7 @@ class Control:
             self.called = True
 
     def stop(self, *, keep: bool = False) -> None:
-        """End the chain at its next step; with ``keep``, after its state there was kept."""
+        """End the chain at its next step; with ``keep``, save its state there first."""
         with self._lock:
             self.stopped = "kept" if keep else "at once"
             self.called = True

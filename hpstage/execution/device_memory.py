@@ -1,8 +1,8 @@
 """Peak memory of CUDA devices, as their caching allocator counts it.
 
-Everything that this process has allocated there counts: the model and what a step needs, and data or models that
-happen to be there besides. On a CPU there is no such figure: the peak of the process's resident memory cannot be
-reset, so that it would be that of whatever the process had trained before.
+All allocations of this process count: the model, the memory that a step needs, and any other data or models on the
+device. On a CPU there is no such figure: the peak of a process's resident memory cannot be reset, so it would include
+everything that the process trained before.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Fetcher:
         self._loading: StateKey | None = None
 
     def expect(self, keys: Sequence[StateKey]) -> None:
-        """Load these states, soonest first, instead of those expected before."""
+        """Load these states, those needed soonest first. They replace the states of the last call."""
         self._live.expect(keys)
         if not self._checkpoints.beside_training or not (self._live.has_room() and self._live.holds_two()):
             return

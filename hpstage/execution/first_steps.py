@@ -1,4 +1,4 @@
-"""Checks for users whether the first steps of trials learn anything, and for how many steps the code was configured."""
+"""Checks whether the first steps of trials learn anything, and for how many steps the user's code is configured."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ _LEAST, _MOST = 4, 32
 """Step after which learning is judged, and step up to which learning rates are checked, since a warm-up may start at
 0."""
 _UNSTEPPED = 128
-"""So many training steps without an optimizer step are not explained by gradient accumulation."""
+"""After this many training steps without an optimizer step, gradient accumulation is ruled out as the cause."""
 _SAMPLE = 4096
 """Number of elements of each weight that are compared one by one."""
 _CHAINS = 4
 """Number of trials whose weights are compared, which costs a pass over the weights in each."""
 
 RATES = (
-    "every learning rate is 0 or NaN from the first step on, so that nothing is learned. Look at what sizes the "
-    "scheduler (a number of steps that is infinite or -1?) and at the optimizer's values"
+    "every learning rate is 0 or NaN from the first step on, so that nothing is learned. Check the optimizer's "
+    "learning rate, and the number of steps given to its scheduler (is it infinite or -1?)"
 )
 STEPPED = (
-    "no weight has changed from the first step on, though the optimizer takes steps. Look at its learning rate, "
-    "whether the loss reaches the weights that it has, and whether they are clipped"
+    "no weight has changed from the first step on, though the optimizer takes steps. Check its learning rate, whether "
+    "its weights get gradients from the loss, and whether the weights are clipped"
 )
 UNSTEPPED = (
-    "no weight has changed from the first step on: no optimizer has taken a step. Call optimizer.step(), for the "
-    "optimizer of this model's parameters (with gradients that are accumulated over yet more steps, all is well)"
+    "no weight has changed from the first step on: no optimizer has taken a step. Call step() of the "
+    "optimizer that has this model's parameters. If gradients are accumulated over even more steps, ignore this"
 )
 STILL = (
-    "training changes nothing: the state is the same some steps later, bit for bit. Let train() change what "
-    "state_dict() returns"
+    "training changes nothing: the state is the same some steps later, bit for bit. Make state_dict() return what "
+    "train() changes"
 )
 
 
 class FirstSteps:
     """Observes the first steps of a worker's trials. It compares sums over the bits of weights after the first step and
-    at a boundary. It copies nothing, and does not wait for a step to finish."""
+    at a boundary. It copies only a small sample of each weight, and waits for the device once per comparison."""
 
     def __init__(self, trainable: Trainable, *, bundled: bool) -> None:
         self._trainable = trainable
-        # In a bundle, what is trained as one is not in the members' own weights.
+        # Stacked chains of a bundle are not trained in the members' own weights.
         self._optimizers: Callable[[], list[Any]] | None = None if bundled else getattr(trainable, "optimizers", None)
         self._left = _CHAINS
         self._noticed: list[Noticed] = []
@@ -76,11 +76,11 @@ class FirstSteps:
                 self._left -= 1
                 self._weights = _Weights(self._optimizers())
         elif flight.step == 2 and self._weights is not None and self._weights.differ(_Weights(self._optimizers())):
-            self._weights = None  # they may come back to what they were
+            self._weights = None  # they do change; later they might have these values again
         if is_still_by_intent(hp):
             self._flight = None
         elif self._flight is flight and self._rates_are_zero and self._see_rates():
-            self._notice(RATES)  # none of them will ever be a number again, and training may end in the next step
+            self._notice(RATES)  # a NaN rate stays NaN, and training may end in the next step
 
     def take(self, flight: Flight) -> tuple[Noticed, ...]:
         """Judge the steps before a boundary. Return what was noticed since the last call."""
@@ -96,7 +96,8 @@ class FirstSteps:
 
     @contextmanager
     def _looking(self) -> Iterator[None]:
-        """Stop observing where there are no values, as on the meta device, or for a rate that is not a number."""
+        """Stop observing after an error: tensors may have no values, as on the meta device, or a rate may be no
+        number."""
         try:
             yield
         except Exception:
@@ -107,7 +108,7 @@ class FirstSteps:
         """Check whether learning rates are 0 or NaN. Return whether all are NaN."""
         assert self._optimizers is not None
         found = [group.get("lr") for one in self._optimizers() for group in one.param_groups]
-        rates = [math.inf if rate is None else float(rate) for rate in found]  # some optimizers find their own
+        rates = [math.inf if rate is None else float(rate) for rate in found]  # some optimizers choose their own
         self._rates_are_zero = bool(rates) and all(rate == 0 or math.isnan(rate) for rate in rates)
         return self._rates_are_zero and all(map(math.isnan, rates))
 
@@ -117,7 +118,7 @@ class FirstSteps:
         assert self._optimizers is not None
         step = flight.step
         if self._rates_are_zero:
-            self._see_rates()  # a warm-up may take its first step after an epoch
+            self._see_rates()  # a warm-up may raise the rate only after an epoch
         text = ""
         if self._rates_are_zero:
             chain = flight.chain
@@ -140,7 +141,7 @@ class FirstSteps:
 
 
 def is_still_by_intent(hp: Mapping[str, Scalar]) -> bool:
-    """Whether the trial's own hyperparameters say that it, or a part of it, does not learn at this step."""
+    """Whether a hyperparameter of the trial sets a learning rate to 0 at this step, so that weights stay the same."""
     return any(value == 0 and _RATE.search(name) is not None for name, value in hp.items())
 
 
@@ -149,7 +150,7 @@ class _Weights:
     sample of each, since permuted weights have the same sum."""
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
-        torch: Any = sys.modules.get("torch")  # not loaded where there is no optimizer
+        torch: Any = sys.modules.get("torch")  # not loaded if there is no optimizer
         trained = [
             weight.detach()
             for one in optimizers
@@ -160,7 +161,7 @@ class _Weights:
         self.versions = [weight._version for weight in trained]
         sums = [_sum(torch, weight) for weight in trained]
         self.samples = [_bits(torch, weight).flatten()[:_SAMPLE].clone() for weight in trained]
-        self.sums = [int(value) for value in sums]  # only now, so that a device is waited for once
+        self.sums = [int(value) for value in sums]  # after all are queued, so that the device is waited for once
 
     def differ(self, other: _Weights) -> bool:
         """Whether the values of any weight have changed."""

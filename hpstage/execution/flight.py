@@ -48,8 +48,9 @@ class Gathering(msgspec.Struct, frozen=True, tag=True):
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """Seconds of a step that was trained in turns with other chains' steps: its share, the sum of all shares, and what
-    a worker without other chains would take. ``frozen``: its work on frozen layers."""
+    """Seconds of a step of a chain that shares its worker with other chains. ``share``: the chain's share; ``whole``:
+    the sum of all chains' shares; ``alone``: the estimate for a worker without other chains; ``frozen``: the step's
+    work on frozen layers."""
 
     share: float
     whole: float
@@ -69,12 +70,12 @@ class Flight:
         self.stage = self.course.stages[0]
         self.step = self.since = self.stage.start  # ``since``: the first step not reported yet
         self.recorder = Recorder(self.step)
-        self.kept = self.step  # where a state was last kept, or training started
-        self.announced = False  # whether the state at ``step`` was announced to be kept
+        self.kept = self.step  # step at which a state was last kept, or training started
+        self.announced = False  # whether a report at ``step`` was announced
         self.parent = chain.source  # the last saved state on the path
         self.source: Literal["fresh", "continued", "live", "disk"] | None = None
         self.load_seconds = 0.0
-        self.train_seconds = 0.0  # its share; below, of all chains together, and estimated without other chains
+        self.train_seconds = 0.0  # its share; next line: of all chains, and estimated without other chains
         self.whole_seconds = self.alone_seconds = 0.0
         self.frozen = NO_FROZEN_WORK
         self.peak_bytes: int | None = None  # of device memory, while the clock ran
@@ -84,7 +85,7 @@ class Flight:
         self._kept_at = self._turned_at = time.perf_counter()  # time of ``kept``; start time of the current step
 
     def train(self, took: Took) -> None:
-        """Count a step that was interleaved with steps of other chains."""
+        """Add seconds of training, and work on frozen layers."""
         self.train_seconds += took.share
         self.whole_seconds += took.whole
         self.alone_seconds += took.alone
@@ -111,7 +112,7 @@ class Flight:
         save_seconds: float,
         alone_seconds: float | None,
     ) -> StateReached:
-        """Return the report of a boundary. Its seconds are elapsed seconds."""
+        """Return the report of a boundary. Seconds are given as elapsed seconds, and reported as worker-seconds."""
         return StateReached(
             chain=self.chain.id,
             worker=worker,
@@ -138,13 +139,13 @@ class Flight:
         self.source, self.load_seconds = None, 0.0
 
     def begin_step(self) -> None:
-        """Set a boundary at the end of the next step if the chain itself has to, and note whether the state there is
-        to be announced."""
+        """Set the chain's own boundary after the next step, if one is due, and record whether a report is announced
+        there."""
         step, course, chain = self.step + 1, self.course, self.chain
         due = course.keeps(step)
         if chain.keep_seconds is not None:
             now = time.perf_counter()
-            due |= now - self._kept_at + now - self._turned_at > chain.keep_seconds  # another such step is too much
+            due |= now - self._kept_at + now - self._turned_at > chain.keep_seconds  # one more such step exceeds it
             self._turned_at = now
         if step not in course.boundaries:
             if due:
@@ -163,7 +164,7 @@ class Flight:
         lost = self.saves.withheld()
         if lost:
             self.since = lost[0].start
-            # As they have passed: those of reports are of all its workers.
+            # Elapsed seconds: reports have the seconds of all workers.
             self.train_seconds += sum(reached.train_seconds for reached in lost) / self.workers
             self.load_seconds += sum(reached.load_seconds for reached in lost) / self.workers
 

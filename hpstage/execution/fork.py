@@ -37,18 +37,18 @@ def obstacle(trainable: object = None) -> str:
         return "only Linux has forks that are safe for this"
     torch: Any = sys.modules.get("torch")
     if torch is not None and (torch.cuda.is_available() or accelerators.other() is not None):
-        return "torch sees a GPU, which no fork can use; and for its gradients it has threads, which no fork has"
+        return "torch sees a GPU, which a fork cannot use, and has threads for gradients, which a fork lacks"
     jax: Any = sys.modules.get("jax._src.xla_bridge")
     if jax is not None and getattr(jax, "_backends", None):
-        return "it computes with JAX, whose threads no fork has"
+        return "it computes with JAX, whose threads a fork lacks"
     if "tensorflow" in sys.modules:
-        return "it has TensorFlow, whose threads no fork has"
+        return "it has TensorFlow, whose threads a fork lacks"
     if "torch._inductor.async_compile" in sys.modules:
         return "it compiles in other processes, which a fork would share"
     if multiprocessing.active_children():
         return "it has processes of its own, which a fork would share"
     if has_own_work(threading.enumerate()):
-        return "a pool or thread of the user's is running, which no fork has: what gives it work would wait for it"
+        return "a pool or thread of the user's code is running: a fork lacks it, and would wait for its results forever"
     if held := held_by(*(trainable.in_use() if isinstance(trainable, Adapter) else (trainable,))):
         return f"it holds {held}"
     return ""
@@ -110,7 +110,7 @@ class Fork:
         os.close(self._channel)
         try:
             self._status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-        except ChildProcessError:  # the user's code has waited for it
+        except ChildProcessError:  # the user's code has already waited for it
             self._status = 0
 
 
@@ -125,7 +125,7 @@ def forked(work: Callable[[], object], channel: int) -> int:
         OSError: the system allows no more processes, or shared memory cannot be copied.
     """
     for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # the user's own
+        with suppress(Exception):  # a stream may be the user's object
             stream.flush()
     why = obstacle_in(shared := shared_mappings())
     if why:
@@ -145,7 +145,7 @@ def forked(work: Callable[[], object], channel: int) -> int:
 def _forked(work: Callable[[], object], channel: int, copied: int) -> int:
     parent = os.getpid()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there are threads: of what they do, the fork needs nothing
+        warnings.simplefilter("ignore")  # Python warns of threads; the fork needs none of them
         pid = os.fork()
     if pid:
         return pid
@@ -173,7 +173,7 @@ def _wait_for_copy(pid: int, copied: int) -> None:
         if answer != _COPIED:
             raise OSError(f"a fork cannot copy shared memory: {answer.decode(errors='replace')}")
     except BaseException:
-        with suppress(ProcessLookupError, ChildProcessError):  # the user's code has waited for it
+        with suppress(ProcessLookupError, ChildProcessError):  # the user's code has already waited for it
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         raise
@@ -192,7 +192,7 @@ def _copy_shared_memory(copied: int) -> None:
 def _become_separate(parent: int, channel: int, copied: int) -> None:
     """In the fork: end with the other process, copy shared memory, and detach signals, output and file positions."""
     die_with(parent)
-    gc.disable()  # what the other process has, such as connections, is not to be closed here
+    gc.disable()  # collecting an object could close a connection that the other process uses
     if copied >= 0:
         _copy_shared_memory(copied)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -21,21 +21,23 @@ GATHER_SECONDS = 120.0
 
 
 def gather(trainable: Trainable, chain: Chain, host: str, control: Control) -> Generator[Gathering, float | None, None]:
-    """Form the gang of a chain, if it has one, with the trainable at its source: the executor has to call the others.
+    """Form the gang of a chain, if it has one. The trainable must be at the chain's source.
+
+    Yields a request to the executor to send the other workers.
 
     Raises:
-        GangApart: they did not come, or the chain was stopped before they had.
+        GangApart: the other workers did not come, or the chain was stopped before they came.
     """
     if chain.gang:
         elastic = _elastic(trainable, chain)
         yield Gathering(chain.id, elastic.open_gang(host))
         elastic.lead(1 + len(chain.gang), GATHER_SECONDS, lambda: control.stopped is not None)
-        elastic.shared_seconds()  # from here on
+        elastic.shared_seconds()  # count from here on
 
 
 def follow(trainable: Trainable, chain: Chain, address: str, rank: int) -> StateKey | None:
-    """Train a chain with the worker that leads it, with the trainable at its source; return the key of the state that
-    it has reached, if that was saved.
+    """Train a chain with the worker that leads it. The trainable must be at the chain's source. Return the key of the
+    state that was reached, if that state was saved.
 
     Raises:
         GangApart: the leader cannot be reached.
@@ -46,17 +48,18 @@ def follow(trainable: Trainable, chain: Chain, address: str, rank: int) -> State
 
 
 def dismiss(trainable: Trainable, chain: Chain, key: StateKey | None) -> None:
-    """Dissolve the gang of a chain, if it has one, in the state that is kept under ``key``."""
+    """Dissolve the gang of a chain, if it has one. ``key``: the key of the state that all workers are in, if it is
+    saved."""
     if chain.gang:
         _elastic(trainable, chain).dismiss(key or "")
 
 
 def alone_seconds(trainable: Trainable, chain: Chain) -> float | None:
-    """Estimate the seconds that the steps since the last call take on one worker; ``None`` if one has trained them."""
+    """Estimate the seconds that the steps since the last call take on one worker; ``None`` without a gang."""
     return _elastic(trainable, chain).shared_seconds() if chain.gang else None
 
 
 def _elastic(trainable: Trainable, chain: Chain) -> Elastic:
     if not isinstance(trainable, Elastic):
-        raise InternalError(f"{chain.id} is to be trained by a gang, which {type(trainable).__name__} does not form")
+        raise InternalError(f"{chain.id} needs a gang, but a {type(trainable).__name__} cannot train in one")
     return trainable

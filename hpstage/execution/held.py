@@ -1,4 +1,4 @@
-"""Detects what training uses that a fork would share with its parent, or lack: pipes, sockets, processes and threads.
+"""Detects pipes, sockets, processes and threads of training that a fork would share with its parent, or lack.
 
 If a fork shares one end of a pipe, the other end answers only one of the two processes, and the other process waits
 forever.
@@ -30,7 +30,7 @@ from hpstage.training.code.owner import by_type, is_users_code, module_of, of_us
 
 
 def held_by(*subjects: object) -> str:
-    """Return a description of an object that a fork could not have for itself, or an empty string. All objects that the
+    """Return a description of an object that a fork would share or lack, or an empty string. All objects that the
     subjects and their code refer to are visited; none of their code is called.
 
     Items of long containers are visited last, and only a limited number of them: the rest is data.
@@ -103,7 +103,7 @@ def _reached_by(code: Any, graph: Graph) -> Iterator[Any]:
 
 
 _OF_NO_STEP = frozenset(("hpstage", "optuna", "dask", "distributed", "logging", "tqdm", "inspect", "typing"))
-"""Libraries whose objects run, show or describe trainings."""
+"""Libraries whose objects run, show or describe training, but take no part in a step."""
 
 
 def _shared(obj: Any) -> str:
@@ -115,7 +115,7 @@ def _shared(obj: Any) -> str:
         number = _number(functools.partial(io.FileIO.fileno, obj))
     elif issubclass(kind, _socket.socket):
         number = _number(functools.partial(_socket.socket.fileno, obj))
-    else:  # of multiprocessing
+    else:  # a connection of multiprocessing
         number = own.get("_handle")  # an int, unless it is closed
     return f"a {kind.__module__}.{kind.__qualname__}, which is one end of a connection" if _has_ends(number) else ""
 
@@ -193,5 +193,5 @@ def _runs(loop: Any) -> bool:
     names = (vars(base) for base in type(loop).__mro__ if not is_users_code(base))
     try:
         return bool(next(own["is_running"] for own in names if "is_running" in own)(loop))
-    except (AttributeError, NotImplementedError):  # one whose making has failed, or without a loop to run
+    except (AttributeError, NotImplementedError):  # a loop whose creation failed, or an abstract one
         return False

@@ -32,8 +32,8 @@ _WORKER = WorkerId("inline")
 class InlineExecutor(Executor):
     """Trains in this process. Chains run inside ``wait``, up to the next report: one at a time, or as a bundle.
 
-    Training draws from the global generators as in a process of its own: the user's space, sampler and callbacks, which
-    may draw from them in between, find them as they have left them.
+    Training uses the global random generators as in a process of its own. Their states are restored afterwards for the
+    user's space, sampler and callbacks, which may draw from them in between.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class InlineExecutor(Executor):
                 report = self._bundle.run()
             if report is None:
                 return []
-            assert not isinstance(report, Gathering), "there are no others here"
+            assert not isinstance(report, Gathering), "this executor has one worker, so it forms no gang"
             self._events.append(report)
         if not self._events and not self._bundle and timeout:
             time.sleep(timeout)  # other processes may be training for this driver

@@ -11,7 +11,7 @@ _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent, or more exactly the parent's thread that started it, ends.
+    """Have the kernel kill this process when the thread of the process ``parent`` that started it ends.
 
     Linux only; no effect elsewhere.
     """

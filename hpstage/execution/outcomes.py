@@ -45,8 +45,8 @@ def outcome_of(error: Exception) -> Literal["complete", "pruned"] | None:
 
 
 def missing_hyperparameter(error: BaseException, values: Mapping[str, object]) -> str | None:
-    """Return a hint if the code looked up a name that is not a hyperparameter; ``None`` for other errors, such as a
-    library's for one of its own names."""
+    """Return a hint if the user's code looked up a name that is not a hyperparameter; ``None`` for other errors, such
+    as a KeyError of a library for one of its own names."""
     match error:
         case KeyError(args=[str(name)]) if name not in values and _is_raised_by_user(error):
             has = ", ".join(map(repr, sorted(values))) or "none"
@@ -60,8 +60,8 @@ def _is_raised_by_user(error: BaseException) -> bool:
 
 
 def failure_of(error: BaseException, within: str, values: Mapping[str, object]) -> UserFailure:
-    """Convert an exception to text. Its traceback begins with the first frame of the user's code or, where there is
-    none, after those of the file ``within``.
+    """Convert an exception to text. Its traceback begins at the first frame of the user's code or, if there is none,
+    after the frames of the file ``within``.
 
     Args:
         values: the hyperparameters of training.
@@ -76,15 +76,15 @@ def failure_of(error: BaseException, within: str, values: Mapping[str, object]) 
     text = "".join(traceback.format_exception(type(error), error, frames))
     kinds = tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__ if kind is not object)
     shown = traceback.TracebackException(type(error), error, None)
-    shown.__notes__ = None  # they are about another process, and part of the traceback
+    shown.__notes__ = None  # notes describe another process, and are in the traceback
     summary = list(shown.format_exception_only())[-1].strip()
     if isinstance(error, StopTraining):
-        summary += " (raise it in a training step, or leave the loop of a function: it ends no setup and no evaluation)"
+        summary += " (raise it in a training step, or leave the loop of a function; it cannot end setup or evaluation)"
     if (missing := missing_hyperparameter(error, values)) is not None:
         summary += f" ({missing})"
     failure = UserFailure(summary=writable(summary), traceback=writable(text), kinds=kinds)
     if causes is not None:
-        traceback.clear_frames(frames)  # what they hold may be large
+        traceback.clear_frames(frames)  # local variables may be large
         causes[failure] = error.with_traceback(frames)
     return failure
 
@@ -99,8 +99,9 @@ def is_misuse(failure: UserFailure, catch: Collection[str] = ()) -> bool:
 def training_error(failure: UserFailure) -> TrainingError:
     """Return the error with which a failure ends a search.
 
-    It is also an instance of the builtin type of the user's exception, so that ``except ValueError`` works as around
-    ``study.optimize``, or of :class:`UsageError`. Its cause is the user's exception if that was raised in this process.
+    It is also an instance of the builtin type of the user's exception, so that ``except ValueError`` works as it does
+    around Optuna's ``study.optimize``, or of :class:`UsageError`. Its cause is the user's exception if that was raised
+    in this process.
     """
     why = "no trial can be trained" if is_misuse(failure) else "a trial failed and `catch` does not name its exception"
     error = _error_of(f"{why}: {failure.summary}\n{failure.traceback}", failure.kinds)
@@ -115,7 +116,7 @@ def _error_of(text: str, kinds: tuple[str, ...]) -> TrainingError:
         if isinstance(found, type) and issubclass(found, Exception) and found is not Exception:
             try:
                 return _both(found)(text, kinds)
-            except (TypeError, ValueError):  # made of other arguments, as an ExceptionGroup is
+            except (TypeError, ValueError):  # a type with other arguments, such as ExceptionGroup
                 continue
     return TrainingError(text)
 

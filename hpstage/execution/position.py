@@ -24,9 +24,9 @@ class Position:
     trainable: Trainable
     checkpoints: PatientStore
     live: LiveCache  # states kept in memory
-    find_live: Callable[[StateKey], object | None]  # returns one of them, also if it is still being fetched
-    key: StateKey | None = None  # of the state; None once it is trained further, or set up again
-    _met: bool = False  # the store has met a state, such as that before the first step
+    find_live: Callable[[StateKey], object | None]  # returns a live state; waits if it is still being fetched
+    key: StateKey | None = None  # of that state; None after more training or another setup
+    _met: bool = False  # whether a first state was passed to the store
 
     def go_to(
         self, source: StateKey | None, initial: Mapping[str, Scalar]
@@ -35,7 +35,7 @@ class Position:
 
         Raises:
             CheckpointError: the state cannot be loaded.
-            StateError: it is none of this trainable's. The message names it.
+            StateError: the state does not fit this trainable. The message names the state.
         """
         if source is not None and self.key == source:
             return "continued"
@@ -66,7 +66,7 @@ class Position:
         self._met = True
         try:
             self.checkpoints.meet(self.trainable.state_dict())
-        except Exception:  # raised again where the state is saved, if it is not only too early
+        except Exception:  # a lasting error is raised again when a state is saved
             logger.debug("the state before the first step could not be passed to the store", exc_info=True)
 
     def load(self, key: StateKey) -> object:

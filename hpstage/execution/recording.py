@@ -1,7 +1,7 @@
-"""Recording what the user's code logs and prints, while it runs and not longer, and keeping it.
+"""Records what the user's code logs and prints while it trains, and saves it.
 
-What is printed is still printed. The streams stay the objects that they are, since handlers of ``logging`` and the
-user's objects hold them: their ``write`` is replaced, by one that also calls the recorder.
+Printed text still reaches its stream. The stream objects stay in place, since handlers of ``logging`` and the user's
+objects refer to them. Only their ``write`` is replaced, by a function that also calls the recorder.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from hpstage.training.step_log import Recorder, Sink, exchanged
 logger = logging.getLogger("hpstage")
 
 _recorder: Recorder | None = None
-_thread = 0  # that which trains
-_streams: list[Any] = []  # those whose write is replaced: standard output, standard error
+_thread = 0  # id of the training thread
+_streams: list[Any] = []  # streams whose write is replaced: standard output, standard error
 
 
 class Recording:
-    """Within this context, the training thread's printed text goes to ``recorder`` as well, and with ``logs`` its log
-    messages.
+    """A context in which ``recorder`` also receives the text that the training thread prints and, with ``logs``, the
+    values that it logs.
 
-    Output of other threads and processes is not recorded: the driver's cannot be distinguished from the user's.
+    Output of other threads and processes is not recorded, since it may be the driver's.
     """
 
     __slots__ = ("_before", "_logs", "_recorder")
@@ -102,7 +102,7 @@ def _is_training() -> bool:
 
 
 class Logs:
-    """Saves the logs of chains. Where that is not possible, nothing else is lost."""
+    """Saves the logs of chains. A log that cannot be saved is lost, but training continues."""
 
     def __init__(self, checkpoints: CheckpointStore) -> None:
         self._checkpoints = checkpoints

@@ -1,9 +1,9 @@
 """Retrains parts of a chain from one of its states, in a process in which nothing was trained.
 
-What training keeps outside of its states (in a library, in a C object, in the process) is missing there, or is as it
-was before the first step. If the results depend on it, they differ, whatever it is: hpstage need not know about it. Two
-parts of chains are retrained: the ends of chains, which show what earlier trials have left behind, and the steps after
-states that are saved on the way, from which later chains start.
+Anything that training keeps outside its states (in a library, in a C object, in the process) is missing there, or is as
+it was before the first step. If the results depend on it, they differ; hpstage need not know what it is. Two parts of
+chains are retrained: the ends of chains, which reveal what earlier trials left behind, and the steps after states that
+are saved on the way, from which later chains start.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from hpstage.trainable import Trainable
 from hpstage.training.capture.portrait import state_texts
 
 _CHAINS = 1, 2, 4
-"""Numbers of the chains of a process that are always retrained, in addition to the second one that starts from scratch;
-if one has a gang, the next chain is. The first chain is retrained from a state within it. Later ones train after
-others, so they are retrained from their beginning."""
+"""The first, second and fourth chain of a process are always retrained, and the second one that starts from scratch. If
+one of them has a gang, the next chain is retrained instead. The first chain is retrained from a state within it. Later
+ones follow other chains, so they are retrained from their beginning."""
 _SECONDS, _SHARE = 0.15, 0.01
 """Maximum time for retraining: seconds, plus a share of the seconds since the first chain."""
 _WAITING_FORKS = 2
 """Maximum number of queued reruns from saved states on the way, for which the end of a chain has to wait."""
 _WAITING = 1 / 8
-"""The duration of a step is the processor time of its thread, which does not depend on the machine's load, but at least
-this share of the elapsed time, since a step may wait for data."""
+"""A step's duration is the processor time of its thread, which does not depend on the machine's load. At least this
+share of the elapsed time counts, since a step may wait for data."""
 _PATIENCE = 10.0
-"""Seconds that training waits in addition to the duration of the chain, so that short searches are covered."""
+"""Training waits at the end of a chain for its retraining: as long as the chain took, plus this many seconds, so that
+short searches are covered."""
 _LONGEST = 60.0
 """Steps that take longer than this many seconds are not retrained."""
 _TO = StateKey("1" * 32)
@@ -49,7 +50,7 @@ class Reruns:
     Args:
         untrained: a fork of this process that was made before training; it is closed with this object.
         checkpoints: the checkpoint store.
-        load: returns one of its states, or one that is only in memory.
+        load: returns a state of the store, or a state that is only in memory.
     """
 
     def __init__(
@@ -65,16 +66,16 @@ class Reruns:
         self._queue = RerunQueue(untrained, checkpoints, load, worker, clock)
         self._chains = self._from_nothing = self._followed = 0
         self._began = self._chain_began = time.perf_counter()
-        self._spent = 0.0  # seconds in which training has waited for its states to be looked at
+        self._spent = 0.0  # seconds that training waited while its states were copied and hashed
         self._flight: Flight | None = None  # the chain that is followed
-        self._waits = False  # at its end, for what is trained again of it
+        self._waits = False  # whether its end waits for its retraining
         self._seen: int | None = None  # its last step that was seen
-        self._clocks = 0.0, 0.0  # of that step: the time, and what the thread has computed
+        self._clocks = 0.0, 0.0  # at that step: elapsed time, and the thread's processor time
         self._least = math.inf  # seconds of its shortest step
         self._reported: list[int] = []  # steps after which training was to report
-        self._fork: Boundary | None = None  # the last that kept a state on the way, until some steps have followed
-        self._taken: int | None = None  # where a state of it was taken,
-        self._scratch: Scratch | None = None  # and where that is
+        self._fork: Boundary | None = None  # last boundary with a saved state whose next steps are not queued yet
+        self._taken: int | None = None  # step at which a state of the chain was taken
+        self._scratch: Scratch | None = None  # holds that state
 
     def follow(self, flight: Flight) -> None:
         """Record that a chain starts from its source."""
@@ -90,7 +91,7 @@ class Reruns:
             self.close()
         elif (wanted or (self._has_time() and not self._queue)) and not flight.chain.gang:
             if not self._queue.has_room():
-                self.close()  # it takes memory, too
+                self.close()  # the fork takes memory, too
                 return
             self._followed += due
             self._flight, self._waits, self._seen, self._least = flight, wanted, None, math.inf
@@ -106,7 +107,7 @@ class Reruns:
 
     def see(self, flight: Flight, boundary: Boundary | None) -> None:
         """Record that the chain has reached its current step, with this boundary, and continues."""
-        if self._flight is not flight or flight.step == self._seen:  # again, where a stage begins
+        if self._flight is not flight or flight.step == self._seen:  # seen before, as where a stage begins
             return
         self._seen = flight.step
         if flight.announced and hasattr(self._trainable, "announce"):
@@ -132,14 +133,14 @@ class Reruns:
 
     @property
     def _allowed(self) -> float:
-        """The maximum seconds of training again."""
+        """The maximum seconds of retraining so far."""
         return _SECONDS + _SHARE * (time.perf_counter() - self._began)
 
     def _has_time(self) -> bool:
         return self._spent + self._queue.seconds < self._allowed
 
     def _most(self) -> int:
-        """Return how many steps may be trained again, as far as is known now."""
+        """Estimate how many steps may be retrained."""
         return max(2, int(self._allowed / max(self._least, 1e-9)))
 
     def _take(self, step: int) -> None:
@@ -183,9 +184,9 @@ class Reruns:
         taken."""
         began = time.perf_counter()
         begin = flight.chain.stages[0].start
-        within = at_end and flight.step - begin <= self._most()  # all of its steps
+        within = at_end and flight.step - begin <= self._most()  # retrain all of its steps
         if within and self._chains > 1:
-            self._taken = None  # it was taken because of a step that took long
+            self._taken = None  # only a single slow step was the reason to take it
         start = begin if within and self._taken is None else self._taken
         if not at_end or start == flight.step:
             start = None
@@ -246,10 +247,10 @@ class Reruns:
         own = at_end and self._waits and self._queue.last == flight.chain.id
         found = self._queue.advance(_PATIENCE + began - self._chain_began if own else 0.0, settled=at_end)
         flight.load_seconds += time.perf_counter() - began
-        return None if found is None else replace(found, chain=flight.chain.id)  # what an ended one reports is ignored
+        return None if found is None else replace(found, chain=flight.chain.id)  # an ended one's report is ignored
 
     def close(self) -> None:
-        """End the fork and what it trains. Idempotent."""
+        """End the fork and its training. Idempotent."""
         self._leave()
         self._queue.close()
 

@@ -45,9 +45,9 @@ class Rerun:
     """A segment of a chain that is to be retrained.
 
     ``scratch``: holds the state from which it starts, unless the segment's ``source`` is in the checkpoints.
-    ``unreported``: a second segment to retrain afterwards, without the reports on the way, since an unshared trial has
-    different ones: the same segment, or the chain from its beginning. ``first``: the outcome of the current segment's
-    first retraining, if its state or metrics differ, or if it failed.
+    ``unreported``: a second segment to retrain afterwards, without the reports on the way, since a trial without
+    sharing reports at other steps. It is the same segment, or the chain from its beginning. ``first``: the outcome of
+    the current segment's first retraining, if its state or metrics differ, or if it failed.
     """
 
     chain: ChainId
@@ -64,21 +64,21 @@ class Rerun:
         if (error := _error(first.problem)) and error == _error(found.problem):
             return (
                 f"steps {self.segment.start} to {self.segment.stop} were trained once, but cannot be trained again "
-                f"from {begun} in a process that had trained nothing, as is needed if a worker is lost: {error}. "
-                f"Make what they need an attribute of the trainable that can be pickled, or open it in the step that "
-                f"uses it; what belongs to the process, such as a file descriptor, is in no state"
+                f"from {begun} in a process that had trained nothing, as is needed if a worker is lost: {error}. Keep "
+                f"objects that these steps need in an attribute of the trainable that can be pickled, or open them in "
+                f"the step that uses them; objects of the process, such as file descriptors, are in no state"
             )
         apart = first.apart
         if apart is None or (apart.what.startswith(_METRICS) and (found.apart is None or found.apart != apart)):
             return None
         if not self.segment.measured:
-            return f"measuring changes training: {apart}, with reports at other steps before. {MEASURING}"
+            return f"measuring changes training: {apart}, with reports at other steps. {MEASURING}"
         return (
             f"training depends on something outside its state: {apart}. First it was trained in a process that had "
             f"trained the steps before, or other trials; then again from {begun} in a process that had trained "
-            f"nothing. Make what changes an attribute of the trainable or attach it, or a function of the step; a "
-            f"setting of a library belongs at module level. If training does not depend on it, name it in "
-            f"`stateless`; `hpstage check` looks for it"
+            f"nothing. Run `hpstage check` to find the object that changes. Keep it in an attribute of the trainable, "
+            f"attach it, or compute it from the step; change settings of libraries at module level. If training does "
+            f"not depend on the object, name it in `stateless`"
         )
 
     def close(self) -> None:
@@ -91,15 +91,15 @@ class Rerun:
 class RerunQueue:
     """Retrains segments in the order in which they were added. Once closed, it does nothing."""
 
-    untrained: UntrainedFork | None  # a fork of this process from before training, which this closes
+    untrained: UntrainedFork | None  # a fork made before training; close() ends it
     checkpoints: CheckpointStore
-    load: Callable[[StateKey], object]  # returns one of their states, or one that is kept in memory only
+    load: Callable[[StateKey], object]  # returns a state of the store, or one only in memory
     worker: WorkerId
     clock: Callable[[], float]
-    seconds: float = 0.0  # for which segments were trained again
+    seconds: float = 0.0  # total seconds of retraining
     _waiting: deque[Rerun] = field(default_factory=deque)
     _running: Rerun | None = None
-    _store: FolderCheckpoints | None = None  # of the one that runs
+    _store: FolderCheckpoints | None = None  # holds the source of the running segment
     _found: ForkVerified | None = None
 
     @property
@@ -115,7 +115,7 @@ class RerunQueue:
         return len(self._waiting) + (self._running is not None)
 
     def has_room(self) -> bool:
-        """Whether there is memory for another process that trains the same, with some to spare."""
+        """Whether there is memory for two more processes as large as this one, of which one is needed."""
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         return (HostMemory().available() or 0) > 2 * resident
 
@@ -134,8 +134,8 @@ class RerunQueue:
                 self._give_up(error)
 
     def advance(self, timeout: float = 0.0, *, settled: bool = False) -> ForkVerified | None:
-        """Start queued segments, and wait up to ``timeout`` seconds for results. Return the difference that was found,
-        once.
+        """Start queued segments, and wait up to ``timeout`` seconds for results. Return a difference that was found,
+        each only once.
 
         Args:
             settled: all states are written, so that a state that cannot be loaded now was evicted.
@@ -143,7 +143,7 @@ class RerunQueue:
         deadline = time.perf_counter() + timeout
         try:
             while self._found is None and (self._running or self._begin_next(settled)):
-                assert self.untrained is not None, "it is closed with what it trains"
+                assert self.untrained is not None, "closing it also drops the running segment"
                 result = self.untrained.wait(max(0.0, deadline - time.perf_counter()))
                 if result is None:
                     break
@@ -191,7 +191,7 @@ class RerunQueue:
             rerun.segment, rerun.unreported, rerun.first = rerun.unreported, None, None
             again = True
         elif (result.apart or result.problem) is not None and rerun.first is None:
-            # Once more: metrics such as the memory used or a process id are never the same, and a failure may pass.
+            # Repeat it: metrics such as used memory or a process id never repeat, and a failure may be temporary.
             rerun.first = result
             again = True
         if again:
@@ -200,7 +200,7 @@ class RerunQueue:
         self._running = None
         rerun.close()
         if result.problem is not None and result.problem.kind == "unreadable":
-            logger.debug("the end of a chain was not trained again: %s", result.problem.text)  # evicted before
+            logger.debug("the end of a chain was not trained again: %s", result.problem.text)  # the state was evicted
             return
         difference = rerun.difference(result)
         if difference is not None:
@@ -228,7 +228,7 @@ class RerunQueue:
         self.close()
 
     def close(self) -> None:
-        """End the fork and what it trains. Idempotent."""
+        """End the fork and its training. Idempotent."""
         for rerun in (*self._waiting, *([self._running] if self._running else ())):
             rerun.close()
         self._waiting.clear()
@@ -243,7 +243,8 @@ _MEMORY = "MemoryError", "OutOfMemoryError", "allocate memory"
 
 
 def _error(problem: Problem | None) -> str:
-    """Return the last line of a traceback, unless memory has run out: that of the first training is in use as well."""
+    """Return the last line of a traceback; an empty string for another problem, or if memory has run out, since the
+    first training still uses memory as well."""
     if problem is None or problem.kind != "failed":
         return ""
     line = problem.text.splitlines()[-1]

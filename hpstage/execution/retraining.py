@@ -1,4 +1,4 @@
-"""Training again what was trained before, and comparing: the one loop of checks, verifications and audits."""
+"""Retrains steps and compares the results with those of the first training: the loop of checks, reruns and audits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Apart(msgspec.Struct, frozen=True):
 
 class Problem(msgspec.Struct, frozen=True):
     """Why training did not finish: ``refused`` by hpstage, with its message; ``failed`` in the user's code, with the
-    traceback; or it was ``unreadable``: the state to begin with is gone, or cannot be reached."""
+    traceback; or ``unreadable``: the state from which to start is gone, or cannot be reached."""
 
     kind: Literal["refused", "failed", "unreadable"]
     text: str
@@ -58,8 +58,8 @@ class Retrained(msgspec.Struct, frozen=True, kw_only=True):
         states: number of states compared.
         metrics: number of metrics compared.
         apart: the first difference, if there is any.
-        problem: why it did not finish, if it did not.
-        digests: of the compared states, as they are now, by step.
+        problem: why training did not finish, if it did not.
+        digests: digests of the retrained states that were compared, by step.
     """
 
     steps: int
@@ -95,11 +95,11 @@ class Loop:
             self._trainable.load_state_dict(state)
 
     def steps(self, stop: int, values: Values, reported: Collection[int]) -> Iterator[int]:
-        """Train up to ``stop`` steps, and yield after each how many are trained.
+        """Train up to ``stop`` steps, and yield the number of trained steps after each.
 
         Args:
             values: returns the values of the hyperparameters in a step.
-            reported: the numbers of steps after which a report is wanted, as where a state is kept or evaluated.
+            reported: the numbers of steps after which a report is wanted, since a state is kept or evaluated there.
         """
         for step in range(self.trained, stop):
             if self._announce is not None:
@@ -108,13 +108,13 @@ class Loop:
                 self._trainable.train(step, values(step))
             except Exception as error:
                 if not (outcome_of(error) == "complete" and step + 1 == stop):
-                    raise  # else training has ended itself here, as before
+                    raise  # else training ended itself here, as it did before
             self.trained = step + 1
             yield step + 1
 
 
 def changing(stages: Iterable[Stage], initial: Mapping[str, Scalar]) -> frozenset[str]:
-    """Return the hyperparameters that have, somewhere on the stages, another value than at step 0."""
+    """Return the hyperparameters whose value differs, somewhere on the stages, from that at step 0."""
     return frozenset(
         name
         for stage in stages
@@ -124,10 +124,10 @@ def changing(stages: Iterable[Stage], initial: Mapping[str, Scalar]) -> frozense
 
 
 def retrain(trainable: Trainable, checkpoints: CheckpointStore, segment: Segment) -> Retrained:
-    """Train a segment again in this process, from its state or from nothing, up to the first difference."""
+    """Train a segment again in this process, from its state or from scratch, up to the first difference."""
     began = time.perf_counter()
     if isinstance(trainable, Elastic) and trainable.virtual_nodes > 1:
-        segment = replace(segment, captured=True)  # what is surveyed distinguishes its virtual nodes
+        segment = replace(segment, captured=True)  # only capture distinguishes virtual nodes
     with ExitStack() as closing:
         if not segment.captured:
             closing.enter_context(unwatched())
@@ -162,7 +162,7 @@ def _train(trainable: Any, checkpoints: CheckpointStore, segment: Segment, loop:
     state = None if segment.source is None else checkpoints.load(segment.source)
     loop.enter(segment.initial, segment.start, state)
     del state
-    # Without capture it is as if the trial were trained alone: nobody requests a report before its end.
+    # Without capture, the trial is trained as without sharing: no report is wanted before its end.
     reported = comparison.reported.union(segment.reported) if segment.captured else {segment.stop}
     for step in loop.steps(segment.stop, segment.values, reported):
         if step in comparison.steps:
@@ -177,7 +177,7 @@ class _Comparison:
     def __init__(self, trainable: Trainable, checkpoints: CheckpointStore, segment: Segment) -> None:
         self._trainable = trainable
         self._checkpoints = checkpoints
-        # Without capture, what the user's object returns is its whole state all the same.
+        # Without capture, the state is complete only if the user defines it.
         self._whole = segment.captured or getattr(trainable, "answers_for_state", False)
         self._compared = {compared.step: compared for compared in segment.compared}
         self._metrics = {
@@ -185,7 +185,7 @@ class _Comparison:
         }
         self._measured = segment.measured
         self._noisy = noisy_of(getattr(trainable, "subject", trainable))
-        self._unequal = {f"state['metrics'][{name!r}]" for name in self._noisy}  # in states of training functions
+        self._unequal = {f"state['metrics'][{name!r}]" for name in self._noisy}  # paths in states of training functions
         self.steps = self._compared.keys() | self._metrics.keys()
         self.reported = {compared.step for compared in segment.compared if compared.reported} | self._metrics.keys()
         self.states = self.metrics = 0
@@ -193,7 +193,7 @@ class _Comparison:
         self.digests: dict[int, str] = {}
 
     def see(self, step: int) -> None:
-        """Compare the present, after ``step`` steps."""
+        """Compare the current state and metrics, after ``step`` steps."""
         if step in self._compared:
             self._see_state(self._compared[step])
         if self.apart is None and step in self._metrics:
@@ -244,18 +244,19 @@ class _Comparison:
             now = repr(again.get(name, "absent"))
             if now != repr(value) and now == repr(checked_metrics(self._trainable.evaluate()).get(name, "absent")):
                 self.apart = Apart(step, f"the metric {name}", repr(value), now)
-                return  # else it is never the same, such as a duration
+                return  # else it never repeats, such as a duration
 
 
 def _of_measuring(path: str) -> bool:
-    """Return whether a leaf of the state of a training function may hold what it measures, and no step reads."""
+    """Return whether a leaf of a training function's state may be a measurement, which no step reads."""
     return path.startswith(("state['locals']", "state['metrics']"))
 
 
 def problem_of(error: Exception, step: int, within: str) -> Problem:
-    """Describe why training has stopped after ``step`` steps; of a traceback, what follows the file ``within``."""
+    """Describe why training stopped after ``step`` steps. A traceback begins after the frames of the file
+    ``within``."""
     if (outcome := outcome_of(error)) is not None:
-        return Problem("refused", f"training has ended itself in step {step}, {outcome} ({error})", step)
+        return Problem("refused", f"training ended itself in step {step}, as {outcome} ({error})", step)
     if isinstance(error, HpstageError):
         return Problem("refused", str(error), step)
     frames = error.__traceback__

@@ -14,18 +14,19 @@ from hpstage.plan.trail import Trail
 
 
 class Course:
-    """Stages and the boundaries ahead. A place is a step, since the stages are consecutive."""
+    """A chain's stages, and the boundaries ahead. Steps are unique on it, since the stages are consecutive."""
 
     def __init__(self, chain: Chain) -> None:
         self.stages = list(chain.stages)
         self.boundaries: dict[int, Boundary] = {}
         self.end: int | None = None
         self._every = chain.keep_every
-        self._trail: tuple[int, Trail] | None = None  # of the stage of this index
+        self._trail: tuple[int, Trail] | None = None  # index of a stage, and its trail
         for boundary in chain.boundaries:
             if not self._passes(boundary.node, boundary.step):
                 raise InternalError(
-                    f"{chain.id} has a boundary at step {boundary.step} of node {boundary.node}, not on its path"
+                    f"{chain.id} has a boundary at step {boundary.step} of node {boundary.node}, which is not "
+                    f"on its path"
                 )
             self.boundaries[boundary.step] = boundary
         if chain.end is not None:
@@ -39,7 +40,7 @@ class Course:
         return self.stages[self.index_at(step)]
 
     def own(self, step: int, *, keep: bool = True) -> Boundary:
-        """Create a boundary that the chain sets itself, at a step after its first. Only its place is known."""
+        """Create a boundary that the chain sets itself, at a step after its first. The plan does not know it."""
         index = self.index_at(step)
         if self._trail is None or self._trail[0] != index:
             stage = self.stages[index]

@@ -45,7 +45,7 @@ from hpstage.training.identity.inputs import Inputs, inputs_of
 
 logger = logging.getLogger("hpstage")
 
-_LEFT = "states that were kept on devices to fork them sooner have left them, and training continues"
+_LEFT = "states that were kept on devices for faster forks were removed from them, and training continues"
 
 Running = Generator[ChainReport | Gathering | Due | None, Took | None, None]
 
@@ -60,16 +60,16 @@ class ChainRunner:
         trainable: the trainable; it stays set up between chains, so that a chain that continues where the last one
             ended loads nothing.
         live: states kept in memory.
-        find_live: returns one of them, also if it is still being fetched.
+        find_live: returns a live state; waits if it is still being fetched.
         worker: name used in reports.
         clock: returns the time used in reports.
-        bundled: whether other runners train in this process, too: before each step it yields a :class:`Due`, and
-            expects what the step took.
-        host: how other workers reach this one's host.
-        inputs: records what training reads besides; those of ``trainable`` if not given.
-        writer: writes states while training continues, and gives the reports that have to wait for one. Without it,
+        bundled: whether other runners train in this process, too: before each step, ``run`` yields a :class:`Due`, and
+            expects a :class:`Took` once the step is trained.
+        host: address at which other workers reach this one's host.
+        inputs: records files and variables that training reads; by default, those of ``trainable``.
+        writer: writes states while training continues, and delivers the reports that wait for a state. Without it,
             training waits for each state.
-        untrained: a fork of this process from before training, in which the ends of some chains are trained again.
+        untrained: a fork of this process that was made before training; parts of some chains are retrained in it.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class ChainRunner:
         """
         self._checkpoints.enter(lambda: False)
         self._position.go_to(chain.source, chain.initial)
-        self._position.key = None  # until then, also if it fails
+        self._position.key = None  # also if following fails
         self._position.key = gang.follow(self._trainable, chain, address, rank)
 
     def _run(self, chain: Chain, flight: Flight, control: Control) -> Running:
@@ -161,7 +161,7 @@ class ChainRunner:
             try:
                 outcome = yield from self._train(flight, control)
             except Exception:
-                self._settle_saves(flight)  # if a state before it cannot be kept, the chain has ended there
+                self._settle_saves(flight)  # if an earlier state cannot be saved, that error ends the chain instead
                 raise
             self._settle_saves(flight)
         except CheckpointError as error:
@@ -176,7 +176,7 @@ class ChainRunner:
                 yield self._over(flight, "lost", message=f"{error}; {_LEFT}")
                 return
             if flight.at_boundary:
-                flight.step -= 1  # the state cannot be taken, as if the step before it had failed
+                flight.step -= 1  # the state cannot be taken: the step before it counts as failed
             self._logs.save_last(flight)
             flight.take_back()
             yield self._over(flight, "failed", failure=failure_of(error, __file__, chain.initial))
@@ -188,8 +188,8 @@ class ChainRunner:
     ) -> Generator[ChainReport | Due | None, Took | None, Literal["done", "stopped"]]:
         """Train from the chain's source; yield reports of boundaries, and return how the chain ended.
 
-        At each step: report the boundary there, compare training with what retrained it, obey the driver's latest
-        orders, and train the step.
+        At each step: report the boundary there, compare with retrained steps, obey the driver's latest orders, and
+        train the step.
         """
         course = flight.course
         values = Values(flight.stage)
@@ -229,7 +229,7 @@ class ChainRunner:
             values.move(flight.step)
             if self._bundled:
                 flight.stop_clock()
-                self._position.key = None  # it is trained before the chain resumes, which may then be closed
+                self._position.key = None  # the step is trained before this resumes, if it ever does
                 took = yield Due(flight.step, values)
                 assert took is not None, "it was trained"
                 flight.train(took)
@@ -273,8 +273,8 @@ class ChainRunner:
         *,
         at_end: bool,
     ) -> Iterator[ForkVerified]:
-        """Begin, continue and end what trains steps again, and yield what it has found. After the boundary, so that
-        nothing is lost if the process dies here."""
+        """Begin, continue and end the retraining of steps, and yield its results. Call it after the boundary is
+        reported, so that nothing is lost if the process dies here."""
         reruns, verifier = self._reruns, self._verifier
         if reruns is not None:
             if at_end:
@@ -376,12 +376,13 @@ class ChainRunner:
             self._trainable.train(step, values)
 
     def close(self) -> None:
-        """Close the fork of this process. It trains nothing any more."""
+        """End the fork in which steps are retrained."""
         if self._reruns is not None:
             self._reruns.close()
 
     def _left_over(self, flight: Flight) -> Exception | None:
-        """Return how training has ended in the last step, if it left that to a step which does not follow."""
+        """Return the exception that ended training in the last step, if it is usually detected in a later step, which
+        does not follow."""
         if self._expect is not None:
             try:
                 self._trainable.settle(flight.step)  # type: ignore[attr-defined]  # of trainables with expect()
@@ -423,17 +424,18 @@ class ChainRunner:
             self._synchronize()
 
     def _settle_saves(self, flight: Flight) -> None:
-        """Wait until every report so far is given. Raises the error of a state that could not be written."""
+        """Wait until every report so far is delivered. Raises the error of a state that could not be written."""
         flight.stop_clock()
         flight.saves.settle()
 
     def _reach(
         self, flight: Flight, boundary: Boundary, *, is_last: bool = False
     ) -> tuple[BoundaryReached, Save | None]:
-        """Perform the actions of a boundary and reset the flight's counters. Return the report, and what it waits for.
+        """Perform the actions of a boundary and reset the flight's counters. Return the report, and the save that it
+        waits for, if any.
 
         Args:
-            is_last: no state follows, so that a failed evaluation is one of training.
+            is_last: no state follows, so a failed evaluation counts as failed training.
         """
         flight.at_boundary = True
         metrics: dict[str, float] | None = None

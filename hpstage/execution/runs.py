@@ -1,4 +1,4 @@
-"""Runs: the ways of a check to train a trial, one after the other in one process, and what is recorded of each."""
+"""Runs: a check trains a trial in several ways, one after another in one process, and records the outcome of each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         values: value of every hyperparameter at each step, up to the last step trained.
         fork: the step at which the run begins.
         source: where the state at that step comes from. A fresh run is set up and trained from step 0.
-        reported: steps after which a report is wanted, as where a state is kept or evaluated.
+        reported: steps after which a report is wanted, since a state is kept or evaluated there.
         kept: steps after which the state is kept.
         evaluated: evaluate after each step, not only after the last.
         observed: take a snapshot after each step, not only after the last.
@@ -55,8 +55,8 @@ class Record(msgspec.Struct, kw_only=True):
         loaded: the snapshot right after the state was loaded.
         metrics: by number of steps trained; exact, as strings.
         workload: the process's description of its workload; only in the first run of a process.
-        code: digests of the code loaded there by name, with it.
-        beside_eager: how its first steps compare with eager ones, if they were computed otherwise.
+        code: digests of the code loaded in the process, by name; recorded with ``workload``.
+        beside_eager: how the run's first steps compare with eager ones, if they are not eager.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Asynchronous saving: training waits only while a state is copied, and continues while it is written.
 
-A report that follows from a state is given only once that is durable, and so is every later report of its chain:
-the receiver may fork the state, or delete another one for it.
+A report about a state, and every later report of its chain, is delivered only once the state is durable, since the
+receiver may fork the state, or delete an older one.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from hpstage.plan.messages import BoundaryReached, ChainReport
 
 logger = logging.getLogger("hpstage")
 
-# The most states, and bytes of them, that a process has copied and not yet written: training waits before it copies
+# Maximum number and bytes of states that a process has copied but not written yet; training waits before it copies
 # more. A single state may be larger.
 _STATES, _BYTES = 2, 1 << 30
-# States of fewer bytes are written at once: a thread would take Python's lock from training for as long as that takes.
+# States of fewer bytes are written by the training thread: another thread would hold Python's lock for just as long.
 _SMALL = 100_000
-# Seconds after which the thread ends that has nothing to write; to start one takes longer than to copy a small state.
+# Seconds after which an idle writer thread ends. Starting one takes longer than copying a small state.
 _IDLE = 5.0
 
 
@@ -51,7 +51,7 @@ class Writer:
     """Writes the states of a process one after the other, in a thread that ends when there are none for a while.
 
     Args:
-        on_report: receives a report that had to wait. Called in that thread, and never twice at a time.
+        on_report: receives each report that had to wait; called in the writer's thread, never concurrently.
     """
 
     def __init__(self, on_report: Callable[[ChainReport], object]) -> None:
@@ -89,7 +89,7 @@ class Writer:
             self._write(*self._queue[0])
 
     def _end(self) -> None:
-        """End the thread, once it has written what it was given."""
+        """End the thread after it has written all queued states."""
         with self.changed:
             self._ends, thread = True, self._thread
             self.changed.notify_all()
@@ -107,32 +107,32 @@ class Writer:
 
 
 class Saves:
-    """The states of a running chain that are being written, and its reports, which wait for them.
+    """The states of a running chain that are being written, and the chain's reports, which wait for them.
 
     Args:
         checkpoints: used in the writer's thread, too, while a state is being written.
         live: keeps the copies that are written.
-        control: of the chain. Once that is to stop, an unreachable store is not waited for; nor when it is to pause, if
-            training waits for the store.
-        writer: ``None`` to write each state at once, in the thread that trains.
+        control: control of the chain. An unreachable store is not waited for once the chain is to stop, or is to pause
+            while training waits for the store.
+        writer: ``None`` to write each state at once, in the training thread.
     """
 
     def __init__(self, checkpoints: PatientStore, live: LiveCache, control: Control, writer: Writer | None) -> None:
         self.error: Exception | None = None
-        """The error of a state that could not be written. No state is written after it, and no report is given."""
+        """The error of a state that could not be written. No state is written after it, and no report is delivered."""
         self._checkpoints = checkpoints
         self._live = live
         self._control = control
         self._writer = writer
         self._changed = threading.Condition() if writer is None else writer.changed
         self._held: deque[tuple[ChainReport, Save | None]] = deque()
-        self._waiting = False  # training stands still for what is being written
+        self._waiting = False  # whether training waits for a state to be written
         self._settling_since: float | None = None
         self._closed = False
 
     def save(self, key: StateKey, state: object, *, step: int, parent: StateKey | None) -> Save:
-        """Copy a state, and have it written; where memory has no room for a copy, write it at once. Waits while too
-        much is being written. Raises :class:`StateError`, and what an earlier state has failed with."""
+        """Copy a state and queue it for writing; if memory has no room for a copy, write it at once. Waits while the
+        queue is full. Raises :class:`StateError`, or the error of an earlier state."""
         flat = flatten(state)
         size = flat.nbytes
         writer = self._writer
@@ -154,7 +154,7 @@ class Saves:
         return save
 
     def give(self, report: ChainReport, save: Save | None = None) -> Iterator[ChainReport]:
-        """Yield a report, unless it has to wait for ``save``, whose state it is about, or for an earlier report."""
+        """Yield a report, unless it has to wait for an earlier report, or for ``save``, which writes its state."""
         with self._changed:
             if self._held or (save is not None and save.kept is None):
                 self._held.append((report, save))
@@ -162,7 +162,7 @@ class Saves:
         yield _completed(report, save)
 
     def settle(self) -> None:
-        """Return once every report was given. Raises the error of a state that could not be written."""
+        """Wait until every report is delivered. Raises the error of a state that could not be written."""
         with self._changed:
             self._settling_since = time.perf_counter()
             try:
@@ -171,13 +171,13 @@ class Saves:
                 self._settling_since = None
 
     def close(self) -> None:
-        """Stop giving reports."""
+        """Stop delivering reports."""
         with self._changed:
             self._closed = True
             self._held.clear()
 
     def withheld(self) -> list[StateReached]:
-        """Return what was reached and is not going to be reported, after an error."""
+        """Return the states that were reached, but will not be reported because of an error."""
         return [report.reached for report, _ in self._held if isinstance(report, BoundaryReached)]
 
     def write(self, save: Save) -> None:
@@ -190,7 +190,7 @@ class Saves:
             save.kept = self._checkpoints.save(
                 save.key, save.state, step=save.step, parent=save.parent, giving_up=self._gives_up
             )
-        except Exception as error:  # raised where training finds it
+        except Exception as error:  # raised in the training thread
             self.error = error
             return
 
@@ -201,11 +201,11 @@ class Saves:
         if self.error is None and not self._closed and save.wait is None:
             try:
                 self._live.prepare(state, save.nbytes)
-            except Exception:  # without a thread, states would wait to be written forever
+            except Exception:  # an error would end the thread, with states in its queue
                 logger.debug("no memory could be made for the next state", exc_info=True)
 
     def deliver(self) -> None:
-        """Give the reports whose states are written. Called in the writer's thread, with ``changed`` held."""
+        """Deliver the reports whose states are written. Called in the writer's thread, with ``changed`` held."""
         assert self._writer is not None
         while self._held and self.error is None:
             report, save = self._held[0]
@@ -215,7 +215,7 @@ class Saves:
             if len(self._held) == 1 and self._settling_since is not None and isinstance(report, BoundaryReached):
                 report = _waited_for(report, time.perf_counter() - self._settling_since)
             self._writer.on_report(report)
-            self._held.popleft()  # only now: a report that finds nothing held is given at once
+            self._held.popleft()  # last: once none is held, later reports are yielded at once
 
     def _await(self, enough: Callable[[], bool]) -> None:
         self._waiting = True
@@ -237,7 +237,7 @@ def _completed(report: ChainReport, save: Save | None) -> ChainReport:
 
 
 def _waited_for(report: BoundaryReached, seconds: float) -> BoundaryReached:
-    """Count the seconds that training stood still until the chain's last state was durable: of each of its workers."""
+    """Add the seconds that training waited until the chain's last state was durable, for each of its workers."""
     reached = report.reached
     spent = reached.save_seconds + seconds * max(1.0, reached.workers)
     return replace(report, reached=replace(reached, save_seconds=spent, at=reached.at + seconds))

@@ -1,4 +1,4 @@
-"""Room for several models on one GPU: what they need is tried out before a search, and refused before it overflows."""
+"""Checks before a search whether a GPU has memory for all models that will share it, and refuses the search if not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpstage.trainable import Bundling, Trainable
 logger = logging.getLogger("hpstage")
 
 SHARERS = "HPSTAGE_WORKERS_SHARING_A_GPU"
-"""Variable by which a worker, and so its training process, learns how many share its device."""
+"""Environment variable of a worker and its training process: the number of workers that share its device."""
 
 
 def sharers() -> int:
@@ -27,13 +27,13 @@ def sharers() -> int:
 
 
 def see_room(trainable: Trainable, initial: Mapping[str, Scalar], memory: DeviceMemory | None = None) -> None:
-    """Train a step where several workers share the device, or where siblings are trained as one, and count its memory.
+    """Train a step and measure its memory, if several workers share the device, or several models are trained as one.
 
     Args:
-        memory: of the device; by default that of the GPU, and nothing is tried out without one.
+        memory: memory of the device; by default that of the GPU. Without a GPU, nothing is trained.
 
     Raises:
-        UsageError: it does not hold as many workers. The message says how many it holds.
+        UsageError: the device has no memory for that many workers. The message gives the number that fits.
     """
     workers = sharers()
     if workers == 1 and slots_in(trainable) == 1:
@@ -52,14 +52,14 @@ def see_room(trainable: Trainable, initial: Mapping[str, Scalar], memory: Device
         raise  # a misuse that training cannot fix
     except Exception as error:
         fits = not is_out_of_memory(error)  # training will report any other error
-        logger.debug("the step by which memory is tried out has failed", exc_info=True)
+        logger.debug("the step that measures memory has failed", exc_info=True)
     taken = memory.taken_bytes()
     if fits and workers * taken <= free:
         return
     fitting = free // taken if fits else 0
     slots = slots_in(trainable)
     raise UsageError(
-        f"{count_of(workers, 'worker')} on a GPU with {size(free)} free, of which each"
+        f"{count_of(workers, 'worker')} on a GPU with {size(free)} free, but each"
         f"{f', with {slots} models as one,' if slots > 1 else ''} needs {size(taken)}{'' if fits else ' and more'} to "
         f"train a step: {f'at most {fitting} fit' if fitting else 'not even one fits'}. Give fewer workers per GPU"
         f"{', or a smaller max_stacked' if slots > 1 else ', or smaller batches'}"

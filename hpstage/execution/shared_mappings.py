@@ -1,8 +1,8 @@
-"""Memory that a process has mapped as shared, to which a fork of it would write as well: the fork gets its own.
+"""Gives a fork its own copy of the memory that its parent has mapped as shared, and that both would write to.
 
-It is that of tensors after ``share_memory_()``, of multiprocessing's arrays and values, of ``mmap`` and of the files
-that NumPy maps. A fork that trains would change what the process trains on. What the fork has instead has the same
-content at the same addresses, and is shared with the processes that the fork starts: loaders of data work as before.
+Such memory belongs to tensors after ``share_memory_()``, to multiprocessing's arrays and values, to ``mmap``, and to
+files that NumPy maps. A fork that trains would change the data that its parent trains on. The fork's copy has the same
+content at the same addresses, and is shared with the processes that the fork starts, so data loaders work as before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpstage.checkpoints.host_memory import HostMemory
 from hpstage.errors.text import size
 
 _MOST = 2 << 30
-"""Bytes that are copied at most: training waits for it."""
+"""Maximum bytes to copy, since training waits for the copy."""
 _SHARED = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) (...s) ([0-9a-f]+) (\S+) (\d+) *(.*)$", re.MULTILINE)
 """A line of ``/proc/self/maps``: begin, end, rights, offset in the file, device, inode and path."""
 _RIGHTS = {"r": mmap.PROT_READ, "w": mmap.PROT_WRITE, "x": mmap.PROT_EXEC}
@@ -29,7 +29,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class SharedMapping(NamedTuple):
-    """A range of addresses, and where in which file its content is; memory without a file has one in the kernel."""
+    """A range of addresses, and the file and offset of its content; memory without a file has one in the kernel."""
 
     begin: int
     end: int
@@ -41,7 +41,7 @@ class SharedMapping(NamedTuple):
 def shared_mappings() -> list[SharedMapping]:
     """Return the shared mappings that this process can write to, and all others of the same files.
 
-    Devices and queues of the kernel's are left out: they have no content that could be copied.
+    Devices and queues of the kernel are left out: they have no content that could be copied.
     """
     with open("/proc/self/maps", "rb") as maps:
         lines = _SHARED.findall(maps.read())
@@ -55,25 +55,25 @@ def shared_mappings() -> list[SharedMapping]:
 
 
 def obstacle_in(mappings: list[SharedMapping]) -> str:
-    """Return why a fork cannot have its own, or an empty string."""
+    """Return the reason why a fork cannot copy these mappings, or an empty string."""
     nbytes = sum(mapping.end - mapping.begin for mapping in mappings)
     if nbytes > _MOST:
-        return f"it has {size(nbytes)} of shared memory, and {size(_MOST)} at most are copied"
+        return f"it has {size(nbytes)} of shared memory, more than the {size(_MOST)} that are copied at most"
     if not HostMemory().has_room(nbytes):
-        return f"memory has no room for a copy of the {size(nbytes)} of shared memory that it has"
+        return f"memory has no room for a copy of its {size(nbytes)} of shared memory"
     return ""
 
 
 def make_own(mappings: list[SharedMapping]) -> None:
-    """Put memory of this process's own in the place of what it shares with others, with the same content.
+    """Replace memory that this process shares with others by its own memory with the same content.
 
     Raises:
-        OSError: there is no memory.
+        OSError: there is not enough memory.
     """
     by_file: dict[tuple[bytes, ...], list[SharedMapping]] = defaultdict(list)
     for mapping in mappings:
         by_file[mapping.file].append(mapping)
-    for of_one in by_file.values():  # one copy for all: what is written through one is read through the others
+    for of_one in by_file.values():  # one copy per file: mappings of the same file continue to share their content
         own = os.memfd_create("hpstage-fork")
         try:
             os.ftruncate(own, max(mapping.offset + mapping.end - mapping.begin for mapping in of_one))
@@ -86,13 +86,14 @@ def make_own(mappings: list[SharedMapping]) -> None:
 
 
 def _file(line: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """Return what identifies a file. Segments of System V are numbered by themselves, on the device of other memory."""
+    """Return an identifier of a file. Segments of System V have their own inode numbers, on the device of other
+    memory."""
     *_, device, inode, path = line
     return device, inode, path[:5] if path.startswith(b"/SYSV") else b""
 
 
 def _has_content(path: bytes) -> bool:
-    """Whether the mapping is a file or memory, and not a device (as a GPU's) or a queue (as that of io_uring)."""
+    """Whether the mapping is a file or memory, and not a device (such as a GPU) or a queue (such as io_uring's)."""
     if path.startswith((b"/dev/zero", b"[anon_shmem:")):  # memory without a file, under the names that Linux gives it
         return True
     if not path.startswith(b"/"):
@@ -104,8 +105,8 @@ def _has_content(path: bytes) -> bool:
 
 
 def _copy(mapping: SharedMapping, file: int) -> None:
-    """Write the content to its place in a file. The kernel reads it, up to where a mapped file was cut: there, nothing
-    can read."""
+    """Write the content of a mapping to its offset in a file. The kernel reads it, since it reports an error where the
+    mapped file was truncated; reading there in this process would end it."""
     content = memoryview((ctypes.c_char * (mapping.end - mapping.begin)).from_address(mapping.begin))
     place = mapping.offset
     while content:

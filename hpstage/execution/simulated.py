@@ -43,16 +43,16 @@ class SimulatedExecutor(Executor):
 
     Args:
         workers: number of workers, or a cluster of them, on which other executors may train, too.
-        virtual_nodes: the most workers that train a chain together.
-        speedup: returns how many times as fast as one worker a number of workers trains it; by default, that number.
-        gather_seconds: time that they need to find each other.
+        virtual_nodes: maximum number of workers that train a chain together.
+        speedup: returns the factor by which a number of workers trains faster than one; by default, that number.
+        gather_seconds: time that the workers of a gang need to find each other.
         step_seconds: seconds per step, or a function of the values at that step.
         evaluate_seconds, load_seconds, save_seconds: cost of each such operation.
         measure: returns the metrics of a state; by default ``{"value": ...}`` from its key.
         state_bytes: size of each checkpoint.
         kept: keys in the (imaginary) checkpoint store; pass one set to several executors to let states outlive them.
-        step_times: what a step of several chains on one worker takes, relative to one; by default as long as one after
-            the other. A worker knows it at once, and reports it.
+        step_times: duration of a step of several chains on one worker, relative to one chain; by default, chains are
+            trained one after another. A worker knows it from the start, and reports it.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class SimulatedExecutor(Executor):
         self._state_bytes = state_bytes
         self.kept: set[StateKey] = set() if kept is None else kept
         self._flights: dict[ChainId, SimulatedChain] = {}
-        self._on: dict[WorkerId, SimulatedChain] = {}  # by each of its workers
+        self._on: dict[WorkerId, SimulatedChain] = {}  # the running chain of each busy worker
         self.trained: list[Span] = []  # spans finished by any worker
         self.inbox: list[Report] = []
         self.cluster.attach(self)
@@ -223,7 +223,7 @@ class SimulatedExecutor(Executor):
         self.cluster.at(max(0.0, seconds), arrive)
 
     def _share(self, host: WorkerId) -> None:
-        """Set the pace of a worker's chains by their present number."""
+        """Set the speed of a worker's chains according to their current number."""
         if self.slots == 1:
             return
         on = [self._on[slot] for slot in names_of(host, self.slots) if slot in self._on]

@@ -1,4 +1,4 @@
-"""A chain on a simulated worker: where it is at a time, and how long it takes to a step. Pure."""
+"""A chain on a simulated worker: its step at a given time, and its time to a given step. Pure."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class SimulatedChain:
     kept_at: float  # time of ``kept``
     load: float
     source: Literal["fresh", "continued", "live", "disk"] | None
-    speed: float = 1.0  # how many times as fast as one worker its workers train, or as its own trains it alone
+    speed: float = 1.0  # relative to one worker that trains only this chain
     sharing: int = 1  # how many chains its worker trains, itself included
-    alone: float = 0.0  # seconds trained since its last report, for a worker alone; below, its share of what passed
-    share: float = 0.0
-    passed: float = 0.0
+    alone: float = 0.0  # since its last report: seconds of training on one worker without other chains
+    share: float = 0.0  # its share of ``passed``
+    passed: float = 0.0  # elapsed seconds of training
     own: int | None = None  # a boundary ahead that the chain has set itself
     halt: int | None = None  # step at which the driver wants it to stop
     keep: bool = False  # whether to keep its state there
     verified: set[NodeId] = field(default_factory=set)  # where a fork was verified
     version: int = 0
-    _even: dict[NodeId, float | None] = field(default_factory=dict)  # seconds per step, where all are the same
-    _uneven: dict[int, float] = field(default_factory=dict)  # of single steps elsewhere
+    _even: dict[NodeId, float | None] = field(default_factory=dict)  # seconds per step, if constant
+    _uneven: dict[int, float] = field(default_factory=dict)  # seconds of single steps of other nodes
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:

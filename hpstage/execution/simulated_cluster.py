@@ -1,5 +1,5 @@
-"""Simulated workers on one virtual clock, shared by the executors of one or several searches: which are present, how
-they fail and leave, how many the searches need, and what they cost."""
+"""Simulated workers on one virtual clock, shared by the executors of one or several searches. Workers join, fail and
+leave, and follow the demand of the searches; their seconds are counted."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Disruptions:
 
     Attributes:
         slow: the share of workers whose steps take ``slowdown`` times as long.
-        lifetime_seconds: how long a worker is there on average before it is taken away, as spot instances are; the
-            times are distributed exponentially. Without it, none is.
-        notice_seconds: how long before that it gets a notice. It then saves the states of what it trains and leaves.
-        replace_seconds: until another takes its place, which a fixed number of workers has from then on.
-        seed: of all that is drawn.
+        lifetime_seconds: mean time until a worker is taken away, like a spot instance; exponentially distributed. By
+            default, no worker is taken away.
+        notice_seconds: time from a worker's notice to its end. At the notice, it saves its chains' states and leaves.
+        replace_seconds: time until a new worker replaces one that is gone, if the cluster has no ``scaling``.
+        seed: seed of all random draws.
     """
 
     slow: float = 0.0
@@ -62,7 +62,7 @@ class Scaling:
     Attributes:
         minimum, maximum: limits of the number of workers.
         start_seconds: time from the request for a worker until it joins.
-        interval: seconds between two looks at the demand.
+        interval: seconds between two comparisons with the demand.
     """
 
     minimum: int
@@ -96,11 +96,11 @@ class Member(Protocol):
 
 @dataclass(eq=False, repr=False)
 class SimulatedCluster:
-    """``workers`` workers on a virtual clock."""
+    """A cluster of simulated workers on a virtual clock."""
 
-    workers: int  # how many are there from the beginning
+    workers: int  # number of workers at the beginning
     _: KW_ONLY
-    slots: int = 1  # the most chains that a worker trains side by side
+    slots: int = 1  # maximum number of chains that a worker trains side by side
     scaling: Scaling | None = None  # lets workers come and go with the demand
     disruptions: Disruptions | None = None  # slows workers down, and takes them away
 
@@ -117,12 +117,12 @@ class SimulatedCluster:
         self._woken = False
         self._numbers = count()
         self._fates: dict[WorkerId, Fate] = {}
-        self._leaving: set[WorkerId] = set()  # those that have a notice, and still train
-        self._expected: set[WorkerId] = set()  # those that are to join
+        self._leaving: set[WorkerId] = set()  # workers that got a notice and still train
+        self._expected: set[WorkerId] = set()  # workers that will join
         self._allocated = 0.0
-        self._allocated_since: dict[WorkerId, float] = {}  # by each worker that is present or requested
+        self._allocated_since: dict[WorkerId, float] = {}  # by worker that is present or requested
         self._demands: list[Callable[[float, float], int]] = []
-        self._looking = False  # a look at the demand is on the agenda
+        self._looking = False  # the next comparison with the demand is on the agenda
         for _ in range(self.workers):
             self.join(0.0)
 
@@ -156,7 +156,7 @@ class SimulatedCluster:
             self.now, _, act = heapq.heappop(self._agenda)
             act()
         if timeout and not self._has_reports():
-            self.now += timeout  # nothing is to happen, and the caller only waits for time to pass
+            self.now += timeout  # the agenda is empty: the caller only lets time pass
         self._woken = False
 
     def _has_reports(self) -> bool:
@@ -181,7 +181,7 @@ class SimulatedCluster:
 
     def _come(self, worker: WorkerId) -> None:
         if worker not in self._expected:
-            return  # it is not needed any more
+            return  # no longer needed
         self._expected.remove(worker)
         slots = names_of(worker, self.slots)
         self.live |= dict.fromkeys(slots)

@@ -1,4 +1,4 @@
-"""A snapshot: short strings by path, by which two runs are compared after a step."""
+"""A snapshot of training: short strings by path, used to compare two runs after the same step."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Snapshot = dict[str, str]
 STATE = "state_dict()"
 GENERATOR = "the global generator of "
 SETTING = f"{PATH}."
-"""Begins the paths of settings of the process that decide bits."""
+"""Prefix of the paths of process settings on which the bits of results depend."""
 THREADS = f"{SETTING}threads"
 
 
 def snapshot(trainable: Trainable, *, trained: bool = True) -> tuple[Snapshot, object]:
-    """Return a snapshot of the present, and the state.
+    """Return a snapshot of training as it is now, and the state.
 
     Args:
         trained: whether a step was just trained. If not, there may be no state, and no generator was keyed for a step.
@@ -40,7 +40,7 @@ def snapshot(trainable: Trainable, *, trained: bool = True) -> tuple[Snapshot, o
         found |= portrait()
     state = trainable.state_dict() if trained else None
     if isinstance(trainable, FunctionTrainable) and isinstance(state, dict):
-        found |= state_texts(STATE, {**state, "metrics": None})  # whether it has metrics depends on the reports wanted
+        found |= state_texts(STATE, {**state, "metrics": None})  # its metrics depend on which reports were wanted
     elif trained:
         found |= state_texts(STATE, state)
     return {writable(path): writable(text) for path, text in found.items()}, state

@@ -43,13 +43,13 @@ def evaluate_untrained(trainable: Trainable, initial: Mapping[str, Scalar]) -> d
     except KeyError as error:
         if missing_hyperparameter(error, initial) is None:
             raise
-        # With its traceback: it may be a key of something else.
+        # With its traceback, since another mapping may lack the key.
         failure = failure_of(error, __file__, initial)
         raise UsageError(f"training cannot begin: {failure.summary}\n{failure.traceback}") from error
     return checked_metrics(trainable.evaluate())
 
 
 def measured(trainable: Trainable, initial: Mapping[str, Scalar], steps: float) -> dict[str, float] | None:
-    """Return what :meth:`hpstage.executor.Executor.measure` is to return, for a trainable in this process."""
+    """Return the result of :meth:`hpstage.executor.Executor.measure` for a trainable in this process."""
     measure: Callable[..., dict[str, float]] | None = getattr(trainable, "measure_backends", None)
     return None if measure is None else measure(initial, steps)

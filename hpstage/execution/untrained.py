@@ -1,5 +1,6 @@
-"""A fork of this process from before anything was trained: training in it starts as in a process that a trial has for
-itself, whatever training has left behind here. Much faster than a new process, and with the same code and data."""
+"""A fork of this process that was made before anything was trained. Training in it starts as in a new process,
+regardless of what training has left behind here. Forking is much faster than starting a process, and keeps code and
+data."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from hpstage.trainable import Trainable
 logger = logging.getLogger("hpstage")
 
 _PATIENCE = 600.0
-"""Seconds after which training in a fork hangs."""
+"""Training in a fork that takes longer than this many seconds is considered hung."""
 _encode = msgspec.msgpack.Encoder().encode
 _REQUESTS = msgspec.msgpack.Decoder(tuple[str, str, Segment])
 _RESULTS = msgspec.msgpack.Decoder(Retrained | None)
@@ -55,7 +56,7 @@ class UntrainedFork:
         return None
 
     def begin(self, checkpoints: FolderCheckpoints, segment: Segment) -> None:
-        """Train a segment, whose states are in ``checkpoints``, and compare.
+        """Start training a segment, whose states are in ``checkpoints``, and comparing.
 
         Raises:
             OSError: the fork has ended.
@@ -65,10 +66,10 @@ class UntrainedFork:
         self._training = True
 
     def wait(self, timeout: float) -> Retrained | None:
-        """Return what training has led to; ``None`` if it has not ended within ``timeout`` seconds.
+        """Return the result of training; ``None`` if there is none within ``timeout`` seconds.
 
         Raises:
-            ChildProcessError: it has ended without a result.
+            ChildProcessError: training has ended without a result.
         """
         if not self._channel.poll(timeout):
             return None
@@ -82,18 +83,19 @@ class UntrainedFork:
         return result
 
     def close(self) -> None:
-        """End it, with what it trains. Idempotent."""
+        """End the fork and its training. Idempotent."""
         if self._channel.closed:
             return
         self._channel.close()
         with suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
-        with suppress(ChildProcessError):  # the user's code has waited for it
+        with suppress(ChildProcessError):  # the user's code has already waited for it
             os.waitpid(self._pid, 0)
 
 
 def _serve(trainable: Trainable, channel: Connection) -> None:
-    """Train each request in a fork, so that nothing is trained in this process, until the process is not needed."""
+    """Serve requests until the channel is closed. Train each one in a fork, so that nothing is trained in this
+    process."""
     while True:
         try:
             folder, workload, segment = _REQUESTS.decode(channel.recv_bytes())

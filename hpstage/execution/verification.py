@@ -30,14 +30,14 @@ from hpstage.training.pickles import REMEDY, pickles_in
 logger = logging.getLogger("hpstage")
 
 MEASURING = (
-    "What is done only where run.wants_report is true must leave all as it was: call model.eval() before it and "
-    "model.train() after it, and let training depend on what every step computes, not on what is measured; "
-    "what is noted there and training does not depend on is named in `stateless`"
+    "Code that runs only if run.wants_report is true must not change what training reads: call model.eval() before it "
+    "and model.train() after it, and let training depend on values that every step computes, not on measurements. "
+    "Name records that it keeps, and that training does not read, in `stateless`"
 )
 _SEED = (
-    ". A random generator that is made without a seed begins anywhere: give it one where it is made (default_rng(0)); "
-    "an environment of gymnasium that is unseeded, and each of vectorized ones, by reset(seed=0), and the spaces of "
-    "both by action_space.seed(0) and observation_space.seed(0)"
+    ". A random generator that is made without a seed starts at random: seed it where it is made (default_rng(0)). "
+    "Seed an environment of gymnasium that is unseeded, vectorized or not, by reset(seed=0), and its spaces by "
+    "action_space.seed(0) and observation_space.seed(0)"
 )
 _STATE = "the state"
 Step = Callable[[int, Mapping[str, Scalar], bool], None]
@@ -48,16 +48,16 @@ _STEPS, _SLOW = 2, 10.0
 _BRIEF = 2.0
 """Seconds that training waits for the result, so that an error in very short steps is noticed at once."""
 _PATIENCE, _TIMES = 60.0, 2.0
-"""Seconds to wait for a fork's answer: _PATIENCE, and _TIMES times the time that it had while training continued."""
+"""Seconds to wait for a fork's answer: _PATIENCE, plus _TIMES times the seconds that it already had during training."""
 
 
 class Outcome(msgspec.Struct):
-    """The result of comparing: ``over`` unless the steps beyond the end of training could not be trained.
+    """The result of a comparison.
 
-    ``differences``: likely causes first, without consequences of others. ``by_measuring``: they are between steps with
-    and without a report. ``pickle``: the path in the state of a pickle whose bytes differ, if nothing else does.
-    ``refusal``: why no state can be taken or loaded, or no step trained from it, if so; the reason applies to every
-    trial.
+    ``over``: false if steps beyond the end of training could not be trained. ``differences``: likely causes first,
+    without their consequences. ``by_measuring``: whether the differences are between steps with and without a report.
+    ``pickle``: the path in the state of a pickle whose bytes differ, if nothing else does. ``refusal``: why no state
+    can be taken or loaded, or no step can be trained from it, if so; the reason applies to every trial.
     """
 
     over: bool = True
@@ -71,17 +71,17 @@ _decode = msgspec.msgpack.Decoder(Outcome).decode
 
 
 class ForkVerification:
-    """Follows training, and has some of its steps repeated once; must be notified of each trained step.
+    """The verification of one fork: follows training and repeats some of its steps once. Must be notified of each step.
 
-    They are repeated in a fork of this process, which touches nothing of it, while training continues. Where there can
-    be no such fork, they are repeated here, and the state is restored.
+    The steps are repeated in a fork of this process, which does not affect it, while training continues. If this
+    process cannot be forked, they are repeated here, and the state is restored.
 
     Args:
         trainable: the trainable, at step ``begun``.
         initial: the values at step 0.
         train: trains a step under given values; its last argument is whether a report is wanted.
         begun: the step at which verification starts.
-        length: how many steps follow under these values.
+        length: number of steps that follow under these values.
         developed: whether steps were trained since training started or a state was loaded, so that anything they keep
             outside the state exists.
         at_once: whether the fork is at step ``begun`` rather than some steps later.
@@ -120,7 +120,7 @@ class ForkVerification:
         self._pickles: dict[str, bytes] = {}
         self._compared_by: Callable[[], Outcome] = self._compared
         self.in_place = False
-        """Whether it was compared here."""
+        """Whether the comparison ran in this process."""
         self.still = False
         """Whether the steps have changed nothing that training can reach, though the user's state has arrays."""
         self._began = time.perf_counter()
@@ -148,20 +148,20 @@ class ForkVerification:
         self._began = time.perf_counter()
 
     def beyond(self, hp: Mapping[str, Scalar]) -> None:
-        """Train past the end of training, under ``hp``, since no step is left. Code may know where training ends and
-        fail there; then :attr:`over` stays false."""
+        """Train steps past the end of training, under ``hp``, since no other step is left. The user's code may fail
+        there because it knows where training ends; then :attr:`over` stays false."""
         if self.over:
             return
         began = time.perf_counter()
         self._trained = [(step, dict(hp), False) for step in range(self.fork, self.fork + self._steps)]
-        in_a_thread = hasattr(self._trainable, "in_a_thread")  # which no fork has
+        in_a_thread = hasattr(self._trainable, "in_a_thread")  # a fork lacks the thread
         self._begin(self._trained_beyond, in_place=in_a_thread)
         self.collect(self.fork)
         self.seconds += time.perf_counter() - began
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the state that it keeps to load it."""
+        """Bytes of the state that is held for the comparison."""
         return 0 if self._state is None else nbytes(self._state)
 
     @property
@@ -169,7 +169,7 @@ class ForkVerification:
         return self.outcome.over
 
     def is_pending(self) -> bool:
-        """Whether a fork still compares. Does not block."""
+        """Whether the fork has not answered yet. Does not block."""
         if self._comparing is None:
             return False
         try:
@@ -178,10 +178,10 @@ class ForkVerification:
             return False
 
     def collect(self, step: int) -> None:
-        """Wait for the fork that compares, if there is one, and take over what it has found.
+        """Wait for the comparing fork, if there is one, and adopt its result.
 
         Args:
-            step: how far training has come.
+            step: number of steps trained so far.
         """
         fork, began = self._comparing, time.perf_counter()
         if fork is None:
@@ -275,13 +275,13 @@ class ForkVerification:
         metrics = _metrics(self._trainable) if self.answered else {}
         close = getattr(self._trainable, "close", None)
         if close is not None:
-            close()  # as a fresh process would
+            close()  # to begin as in a fresh process
         try:
             self._load()
             loaded = {path for path, _, _ in differences(self._at_fork, portrait_of(self._trainable))}
         except Exception as error:
             if is_out_of_memory(error):
-                raise  # says nothing of the state
+                raise  # no evidence about the state
             return Outcome(refusal=_refusal("the saved state cannot be loaded", error))
         try:
             for step, hp, report in self._trained:
@@ -315,8 +315,8 @@ class ForkVerification:
         return found
 
     def _compare_measuring(self, found: Outcome) -> None:
-        """Compare with and without a report: code may measure on request, at other steps in a tree than in a trial
-        alone."""
+        """Compare steps with and without a report: code may measure only if a report is wanted, which happens at other
+        steps in a stage tree than without sharing."""
         self._load()
         (step, hp, report), *others = self._trained
         self._train(step, hp, not report)
@@ -332,12 +332,12 @@ class ForkVerification:
 
 
 def _refusal(what: str, error: Exception) -> str:
-    """Describe an error where there should be none; hpstage's own keeps its text."""
+    """Describe an unexpected error. A :class:`StateError` keeps its text."""
     if isinstance(error, StateError):
         return str(error)
     return (
-        f"{what}: {type(error).__name__}: {error}. Let a step leave nothing behind that the same step cannot start "
-        f"from, and let load_state_dict() take over what state_dict() gives"
+        f"{what}: {type(error).__name__}: {error}. A step must be repeatable after it was trained, and "
+        f"load_state_dict() must restore what state_dict() returns"
     )
 
 
@@ -352,13 +352,13 @@ def _metrics(trainable: Trainable) -> dict[str, str]:
 
 
 def _measures_equally(trainable: Trainable, expected: Mapping[str, str]) -> bool:
-    """Whether the metrics are as expected, except those that are never the same, such as durations."""
+    """Whether the metrics are as expected, except those that never repeat, such as durations."""
     metrics, again = _metrics(trainable), _metrics(trainable)
     return all(metrics.get(name) == value or metrics.get(name) != again.get(name) for name, value in expected.items())
 
 
 def _but_locals(portrait: dict[str, str]) -> dict[str, str]:
-    """Remove the holders of measurements: local variables, and the state as a whole."""
+    """Remove the entries that may hold measurements: local variables, and the state as a whole."""
     return {p: text for p, text in portrait.items() if LOCAL not in p and LOCAL not in text and p != _STATE}
 
 
@@ -379,7 +379,7 @@ def _explained(found: Outcome, verification: ForkVerification) -> str:
     if found.pickle is not None:
         return (
             f"{found.pickle} is pickled, and its bytes after {count_of(steps, 'more step')} from a saved state are not "
-            f"those of training straight through, though all else that training can reach is the same: {REMEDY}"
+            f"those of training straight through, though everything else that training can reach is equal: {REMEDY}"
         )
     (first, straight, forked), *others = found.differences
     path = shown(first)
@@ -390,21 +390,21 @@ def _explained(found: Outcome, verification: ForkVerification) -> str:
     also = ""
     if len(causes) > 1:
         more = f" and {len(causes) - MOST:,} more" if len(causes) > MOST else ""
-        also = f"; so it is with {', '.join(map(shown, causes[1:MOST]))}{more}"
+        also = f"; other differences: {', '.join(map(shown, causes[1:MOST]))}{more}"
     remedy = (
-        "give it in state_dict() and put it back in load_state_dict()"
+        "return it from state_dict() and restore it in load_state_dict()"
         if verification.answered
         else "keep it on the trainable or attach it"
     )
     if found.by_measuring:
         return (
-            f"measuring changes training: {path} is {straight} after {count_of(steps, 'step')}, and {forked} where one "
-            f"requests a report and did not before, or does not and did. {MEASURING}"
+            f"measuring changes training: {path} is {straight} after {count_of(steps, 'step')}, and {forked} if a "
+            f"report is added to these steps, or omitted. {MEASURING}"
         )
     seed = _SEED if any(text.startswith(GENERATOR) for _, text, _ in found.differences) else ""
     return (
         f"training from a saved state differs from training straight through: after {count_of(steps, 'more step')} "
         f"{path} is {forked} from the state and {straight} straight through{also}. Something that training changes is "
-        f"in no state: {remedy}, or make it a function of the step{unless}. Or a step depends on what is never the "
-        f"same, such as the time or the system's random numbers{seed}"
+        f"in no state: {remedy}, or make it a function of the step{unless}. Or a step depends on something that never "
+        f"repeats, such as the time or the system's random numbers{seed}"
     )

@@ -37,7 +37,7 @@ class Verifier:
         self._end_is_verified = False
 
     def enter(self, flight: Flight) -> None:
-        """Begin with the verification of the fork with which a stage begins, if it is requested."""
+        """Start verifying the fork at the beginning of a stage, if that is requested."""
         if flight.stage.verify and flight.verification is None and not flight.chain.gang:
             self.begin(flight)
 
@@ -119,8 +119,8 @@ class Verifier:
         return flight.announced and flight.chain.verify_new and not (self._end_is_verified or flight.chain.gang)
 
     def verify_end(self, flight: Flight, begun: int, step: int) -> None:
-        """Train once more up to an end in ``step`` where a report was wanted, now without one: in a tree, reports are
-        wanted at other steps than in a trial alone.
+        """Repeat the training that ended itself in ``step``, where a report was wanted, without a report there: in a
+        stage tree, reports are wanted at other steps than without sharing.
 
         Args:
             begun: the step of the last saved state, which the trainable is in.
@@ -144,5 +144,5 @@ class Verifier:
         raise StateError(
             f"training ends in step {step} if a report is wanted there, and continues if none is: its last step would "
             f"depend on when the algorithm requests metrics. Decide by a value that every step computes, such as the "
-            f"loss, or measure in the same steps whatever run.wants_report says"
+            f"loss, or measure in fixed steps, regardless of run.wants_report"
         )

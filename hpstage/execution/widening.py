@@ -1,4 +1,4 @@
-"""Decides how many of the chains that a worker trains side by side are stacked, and learns it during training. Pure."""
+"""Decides how many of the chains on a worker are stacked in a step, and learns during training what pays. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from hpstage.plan.step_times import ALONE, StepTimes
 
 _RATIOS, _MOST_RATIOS, _COMPARING = 3, 9, 1.0
-"""Number of comparisons of two widths, of which the median counts, since other processes slow steps down for some time:
-the minimum, the maximum, and the seconds after which no further ones are made."""
+"""Number of comparisons of two widths: the minimum, the maximum, and the seconds of comparing after which the minimum
+is enough. Their median counts, since other processes may slow steps down for some time."""
 _STEPS, _SECONDS = 4, 0.1
-"""The most steps of either number in a comparison, and seconds after which there are no further ones. The first step,
-in which programs are built and models join, is not counted. Half as many are compared each time that chains end
-before they were."""
+"""Maximum number of steps at each width in a comparison, and the seconds after which no more follow. The first step is
+not counted, since programs are built and models join in it. The number is halved each time that chains end before their
+comparison."""
 _SETTLED = 50
-"""Number of steps after which fewer than twice as many chains are assumed to be all that will come."""
+"""Number of steps with an unchanged number of chains after which no more chains are expected to join."""
 
 
 class Widening:
@@ -35,14 +35,14 @@ class Widening:
         self.times: StepTimes = ALONE
         """Relative seconds of a step, by number of stacked chains."""
         self._chains: Sequence[object] = ()
-        self._steps = 0  # of as many chains
-        self._rests = 0  # steps until something is compared again, after these could not be trained as one
-        self._compared: list[int] = []  # what is compared, of which the first is trained next
-        self._most = _STEPS  # of the steps that are counted
-        self._taken: list[float] = []  # seconds of its steps
-        self._means: list[float] = []  # of those before it
-        self._ratios: dict[int, list[float]] = {}  # by the larger number
-        self._spent: dict[int, float] = {}  # seconds of the steps of these
+        self._steps = 0  # steps with the current number of chains
+        self._rests = 0  # steps until the next comparison, after these chains could not all be stacked
+        self._compared: list[int] = []  # widths still to compare; the next step is trained at the first
+        self._most = _STEPS  # maximum number of counted steps
+        self._taken: list[float] = []  # seconds of the steps at the current width
+        self._means: list[float] = []  # mean seconds at the widths before
+        self._ratios: dict[int, list[float]] = {}  # by the larger width
+        self._spent: dict[int, float] = {}  # seconds of comparing, by the larger width
 
     def learn(self, seconds: tuple[tuple[int, float], ...]) -> None:
         """Adopt the plan's measurements, which come from other workers; they replace this worker's own."""
@@ -64,7 +64,7 @@ class Widening:
         count, best = len(chains), self.times.best
         self._steps = self._steps + 1 if count == len(self._chains) else 0
         if chains != self._chains:
-            if self._compared:  # they were too short to compare as many steps
+            if self._compared:  # the chains ended before enough steps were compared
                 self._most = max(1, self._most // 2)
             self._chains, self._rests, self._compared = chains, 0, []
         self._rests = max(0, self._rests - 1)
@@ -76,11 +76,11 @@ class Widening:
         return self._compared[0] if self._compared else best
 
     def took(self, seconds: float, widths: Sequence[int]) -> bool:
-        """Record the seconds of a step, and the number of chains with which each was stacked; return whether more is
-        known now."""
+        """Record the seconds of a step, and for each chain the number of chains with which it was stacked. Return
+        whether a new duration is known."""
         width, count = self._compared[0], len(self._chains)
         if width == count and widths.count(width) != count:
-            self._compared, self._rests = [], _SETTLED  # their steps differ, or no memory holds so many
+            self._compared, self._rests = [], _SETTLED  # not all can be stacked: steps differ, or memory is short
             return False
         self._taken.append(seconds)
         self._spent[count] = self._spent.get(count, 0.0) + seconds

@@ -212,7 +212,7 @@ def test_training_that_ends_itself_is_reported_with_the_steps_before(children: C
         return {"lr": 0.3}
 
     report = hpstage.check(stopping, search, steps=30, children=children)
-    assert "has ended itself in step 5, complete" in str(report) and "with steps=5" in str(report)
+    assert "training ended itself in step 5, as complete" in str(report) and "with steps=5" in str(report)
 
 
 def test_a_process_that_dies_is_reported(check: Callable[..., hpstage.CheckReport]) -> None:
