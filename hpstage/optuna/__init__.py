@@ -1,5 +1,5 @@
-"""Integration with Optuna: a sampler that shares early training, plots for optuna-dashboard, and the random states of
-samplers for interrupted searches."""
+"""Integration with Optuna: a sampler that shares early training, plots for optuna-dashboard, and the state of samplers
+for resumed searches."""
 
 from __future__ import annotations
 

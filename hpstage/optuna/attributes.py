@@ -1,4 +1,4 @@
-"""What Optuna has no method for: the identity of a study, and removing attributes and values of trials."""
+"""Operations for which Optuna has no method: identifying a study, and removing attributes and values of trials."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hpstage.optuna.patient_storage import PatientStorage
 
 
 def drop_brought(storage: BaseStorage, trial_id: int, *, names: Sequence[str] = (), steps: Sequence[int] = ()) -> None:
-    """Remove user attributes, and intermediate values at ``steps``, of an unfinished trial. A journal cannot: there,
-    they become ``None`` and NaN."""
+    """Remove user attributes, and intermediate values at ``steps``, of an unfinished trial. In a journal, which cannot
+    remove them, they become ``None`` and NaN."""
     if not names and not steps:
         return
     if isinstance(storage, PatientStorage):
@@ -52,7 +52,7 @@ def study_identity(storage: BaseStorage, study: int) -> str:
 
 
 def set_identity(study: optuna.Study, identity: str) -> None:
-    """Give a new study in memory the identity that it has in every process."""
+    """Set the identity of a new study in memory, which must be the same in every process."""
     storage = private.storage_of(study)
     storage.set_study_system_attr(private.id_of_study(study), f"{_ATTRIBUTE}/{identity}", identity)
 
@@ -76,7 +76,7 @@ def _propose(storage: BaseStorage, study: int, identity: str) -> None:
 
 
 def _insert(storage: RDBStorage, study: int, identity: str) -> None:
-    """Insert the attribute. A database holds one attribute of a name per study: the first of several inserts wins."""
+    """Insert the attribute. A study in a database has one attribute of each name: the first of several inserts wins."""
     import sqlalchemy
 
     row = {"study_id": study, "key": _ATTRIBUTE, "value_json": json.dumps(identity)}

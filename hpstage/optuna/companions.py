@@ -1,4 +1,4 @@
-"""The parameters of a study's earlier trials, in columns, to quickly find those that start like a proposal."""
+"""The parameters of a study's earlier trials, in columns, to find quickly the trials that start like a proposal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _extends(trial: FrozenTrial, known: FrozenTrial) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """One parameter of a proposal, and how far a value that replaces it may be away."""
+    """One parameter of a proposal, and the maximum distance of a value that replaces the proposed one."""
 
     name: str
     distribution: BaseDistribution
@@ -52,7 +52,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Companion:
-    """An earlier trial that is near in the first ``depth`` wishes, and the share of a trial that this would save."""
+    """An earlier trial that is near in the first ``depth`` wishes, and the share of a trial saved by adopting them."""
 
     trial: FrozenTrial
     depth: int
@@ -120,8 +120,8 @@ class Companions:
 
         Args:
             wishes: a proposal's parameters, in the order in which they start to matter.
-            worth: the share of a trial that is saved if the first 0, 1, 2, ... wishes are replaced by those of an
-                earlier trial. For half of a trial a value may be moved by half of its radius.
+            worth: the share of a trial that is saved if the first 0, 1, 2, ... wishes are replaced by the values of an
+                earlier trial. To save half of a trial, a value may be moved by half of its radius.
             steps: number of steps of a full trial. If known, a pruned trial gains at most the steps it was trained.
         """
         with self._lock:

@@ -17,7 +17,7 @@ _NONE: Mapping[str, Scalar] = {}
 
 
 class Probe(Drawn):
-    """Stands in for a trial: each parameter gets its value from ``draw`` when it is first suggested."""
+    """A stand-in for a trial: each parameter gets its value from ``draw`` when it is first suggested."""
 
     def __init__(self, draw: Draw, number: int, study: optuna.Study | None = None) -> None:
         super().__init__(draw, number)
@@ -27,12 +27,13 @@ class Probe(Drawn):
 def takes(distribution: BaseDistribution, value: Any) -> bool:
     try:
         return contains(distribution, distribution.to_internal_repr(value))
-    except ValueError:  # not one of its choices, or not of its kind
+    except ValueError:  # not one of the distribution's choices, or of another type
         return False
 
 
 def within(distribution: BaseDistribution, value: Any) -> Any:
-    """Return ``value`` if the distribution can take it, else the nearest of its numbers; ``None`` if it has none."""
+    """Return ``value`` if it is in the distribution, else the nearest number that is; ``None`` if there is no such
+    number."""
     if takes(distribution, value):
         return value
     if isinstance(distribution, CategoricalDistribution) or isinstance(value, bool | str | None):
@@ -53,7 +54,8 @@ def branch_point(a: Mapping[str, Schedule], b: Mapping[str, Schedule], steps: in
 
 
 def _branch_point_of(a: Described, b: Described, steps: int) -> int:
-    """Return the branch point of two trials; where a metric decides their schedules, the first step at which it can."""
+    """Return the branch point of two trials. Where a metric decides a schedule, it is the first step at which the
+    schedules may differ."""
     for name, plateau in a.plateaus.items():
         other = b.plateaus.get(name, plateau)
         if other != plateau:
@@ -69,11 +71,11 @@ def begins(
     radius: float,
     defaults: Mapping[str, Scalar] = _NONE,
 ) -> dict[str, int]:
-    """Return the step from which each parameter matters near these values; ``steps`` if it does not.
+    """Return the step from which each parameter matters near these values; ``steps`` if it does not matter.
 
-    A number is moved by ``radius`` up and down in its scale, a choice to each of the others. The result is the first
-    step at which a schedule then differs, or may if a metric decides it. A number takes two evaluations of the space.
-    ``defaults`` are the values of hyperparameters that it may leave out.
+    A number is moved by ``radius`` up and down in its scale; a choice is replaced by each of the others. The result is
+    the first step at which a schedule then differs, or may differ if a metric decides it. A number takes two
+    evaluations of the space. ``defaults`` are the values of hyperparameters that the space may leave out.
     """
     known = with_defaults(describe(space, Probe(lambda name, _: params[name], 0), steps), defaults)
     found = {}
@@ -85,7 +87,7 @@ def begins(
             try:
                 moved = with_defaults(describe(space, Probe(_with(params, name, other), 0), steps), defaults)
             except Exception:
-                # The space may end or raise next to the proposal; then there is no neighbour to share with.
+                # The space may raise for a neighbour of the proposal, which then cannot share steps with it.
                 continue
             first = min(first, _branch_point_of(known, moved, first))
         found[name] = first
@@ -93,7 +95,8 @@ def begins(
 
 
 def _with(params: Mapping[str, Any], changed: str, other: Any) -> Draw:
-    """Return the parameters with one changed; parameters that are new, or in another range, get their low end."""
+    """Return a function that draws the given parameters with one changed. New parameters, and those whose value is not
+    in the distribution, get its low end or first choice."""
 
     def draw(name: str, distribution: BaseDistribution) -> Any:
         value = other if name == changed else params.get(name)

@@ -45,7 +45,8 @@ Callback = Callable[[optuna.Study, FrozenTrial], None]
 
 
 def _mark(attrs: Mapping[str, Any]) -> str:
-    """Return the system attribute of a queued trial that the search with these attributes takes: its number."""
+    """Return the name of the system attribute with which a search marks the queued trials that it takes. Its value is
+    the trial's number."""
     return _TAKEN + "/".join(map(str, attrs.values()))
 
 
@@ -55,8 +56,8 @@ def _was_queued(trial: FrozenTrial) -> bool:
 
 
 class _Noting(Wrapped):
-    """Writes down which attributes are set (constraints and artifacts are system attributes),
-    and explains why a parameter is refused."""
+    """A storage wrapper that records the names of attributes that are set (constraints and artifacts are system
+    attributes), and explains why a parameter is refused."""
 
     def __init__(self, storage: BaseStorage, noted: dict[str, None], ledger: Ledger) -> None:
         super().__init__(storage)
@@ -90,7 +91,7 @@ class Ledger:
         self.study = study
         self._constraints = constraints
         self.taken: set[int] = set()
-        """Numbers of the search's trials. One that somebody else sets to WAITING is queued for the next call."""
+        """Numbers of the search's trials. If somebody else sets one of them to WAITING, it waits for the next call."""
         self._withdrawn: deque[FrozenTrial] | None = None
         self._ignores_reports = False
 
@@ -118,7 +119,7 @@ class Ledger:
         return study_identity(self._storage, private.id_of_study(self.study))
 
     def name_objectives(self, names: Sequence[str]) -> None:
-        """Name the study's objectives, for Optuna's plots, frames and dashboard, unless the user has."""
+        """Name the study's objectives for Optuna's plots, data frames and dashboard, unless the user has named them."""
         private.name_objectives(self.study, names)
 
     def trials(self) -> list[FrozenTrial]:
@@ -161,8 +162,8 @@ class Ledger:
     def propose(self, attrs: Mapping[str, Any]) -> Trial:
         """Return a new trial whose parameters the sampler suggests, or the next one in the queue.
 
-        Like ``study.ask()``, except that the trial has its attributes before it is running, or a queued one a mark of
-        this search: if this process dies here, the next one recognizes the trial by them.
+        Like ``study.ask()``, except that a new trial has its attributes, and a queued trial a mark of this search,
+        before the trial is running. If this process dies here, the next one recognizes the trial by them.
         """
         private.forget_trials(self.study)
         mark = _mark(attrs)
@@ -177,8 +178,8 @@ class Ledger:
         return Trial(self.study, self._create(user_attrs=dict(attrs)))
 
     def own(self, storage_id: int, attrs: Mapping[str, Any]) -> FrozenTrial:
-        """Set attributes of a queued trial, if this process has set it running; return the trial. Attributes that it
-        has brought along from another trial are dropped."""
+        """Set attributes of a queued trial that this process has set running, and return the trial. Attributes of
+        hpstage and values that were copied to it from another trial are removed."""
         brought = self.trial(storage_id)
         steps = list(brought.intermediate_values)  # of a retried trial that inherits them
         self.drop(storage_id, [name for name in brought.user_attrs if name.startswith("hpstage:")], steps)
@@ -186,13 +187,12 @@ class Ledger:
         return self.trial(storage_id)
 
     def is_taken_by(self, trial: FrozenTrial, attrs: Mapping[str, Any]) -> bool:
-        """Whether a running trial was taken from the queue by the search with these attributes, if it has them or
-        not."""
+        """Whether a running trial was taken by the search with these attributes: it has them, or the search's mark."""
         return attrs.items() <= trial.user_attrs.items() or trial.system_attrs.get(_mark(attrs)) == trial.number
 
     def _withdrawn_first(self) -> list[FrozenTrial]:
-        """Return the first trial, if any, that was waiting when this call began. Listed by state, Optuna's in-memory
-        storage may miss those withdrawn by an earlier call."""
+        """Return the first of the trials that were waiting when this call began and still are, if any. Optuna's
+        in-memory storage may omit trials withdrawn by an earlier call when it lists trials by state."""
         if self._withdrawn is None:
             self._withdrawn = deque(self._waiting(self.trials()))
         while self._withdrawn and not self._waiting([self.trial(private.id_of(self._withdrawn[0]))]):
@@ -200,7 +200,7 @@ class Ledger:
         return [self._withdrawn[0]] if self._withdrawn else []
 
     def _queue(self) -> list[FrozenTrial]:
-        """Return the trials to propose before any other, the next one first; one may be there twice."""
+        """Return the queued trials, the next one first. A trial may be in the list twice."""
         waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
         return [*self._withdrawn_first(), *self._waiting(waiting)]
 
@@ -213,8 +213,8 @@ class Ledger:
         distributions: Mapping[str, BaseDistribution],
         counts: Callable[[FrozenTrial], bool],
     ) -> None:
-        """Queue trials with these parameters, except those that the study has: in its queue, or as a trial that has not
-        failed and ``counts``.
+        """Queue a trial for each point, unless the study already has a trial with these parameters that is queued, or
+        that has not failed and for which ``counts`` returns true.
 
         Raises:
             UsageError: the study has trials with other choices of a parameter, which Optuna does not allow.
@@ -230,8 +230,8 @@ class Ledger:
                 self.study.enqueue_trial(dict(point))
 
     def check_compatible(self, distributions: Mapping[str, BaseDistribution]) -> None:
-        """Raise :class:`UsageError` if the study has trials with another kind of a parameter or other choices, which
-        Optuna does not allow."""
+        """Raise :class:`UsageError` if a trial of the study has a parameter of another kind or with other choices,
+        which Optuna does not allow."""
         wanted = dict(distributions)
         for trial in self.trials():
             for name in trial.distributions.keys() & wanted.keys():
@@ -248,7 +248,8 @@ class Ledger:
         return not self._queue()
 
     def exhausted(self) -> bool:
-        """Whether the sampler has proposed all of a finite space. It would otherwise repeat trials in training."""
+        """Whether the sampler has proposed every point of a finite space. It would otherwise repeat trials that are
+        still running."""
         sampler = samplers(self.study)[-1]
         if not isinstance(sampler, GridSampler | BruteForceSampler):
             return False
@@ -282,9 +283,9 @@ class Ledger:
     def carry_on(
         self, finished: FrozenTrial, attrs: Mapping[str, Any], measured: Set[str], noted: Set[str]
     ) -> FrozenTrial:
-        """Create a running trial with the parameters, values and user attributes of a finished one, except those that
-        were ``measured``, since Optuna does not allow changing that one. Of system attributes it has those that the
-        space has ``noted``: constraints and artifacts."""
+        """Create a running trial to extend a finished one, which Optuna does not allow to change. It gets the
+        parameters, intermediate values, user attributes except the ``measured`` ones, and the system attributes that
+        the space has ``noted`` (constraints and artifacts)."""
         attributes = finished.user_attrs.items()
         own = {name: v for name, v in attributes if not name.startswith("hpstage:") and name not in measured}
         made = self._create(
@@ -299,14 +300,14 @@ class Ledger:
     def _create(self, **fields: Any) -> int:
         template = create_trial(state=TrialState.RUNNING, **fields)
         made = self._storage.create_new_trial(private.id_of_study(self.study), template_trial=template)
-        if self.trial(made).number in self.taken:  # databases give it again
+        if self.trial(made).number in self.taken:  # databases reuse the number of a deleted trial
             raise self._deleted()
         return made
 
     @contextmanager
     def noting(self, trial: Trial, noted: dict[str, None]) -> Iterator[None]:
-        """Add the names of the attributes that the space sets on the trial to ``noted``. Ignore what it reports, with
-        one warning."""
+        """Add the names of the attributes that the space sets on the trial to ``noted``. Ignore the values that it
+        reports, with one warning."""
         storage = trial.storage
         trial.storage = _Noting(storage, noted, self)  # type: ignore[assignment]
         hidden = {"report": self._ignore_report, "should_prune": self._ignore_report}
@@ -322,27 +323,28 @@ class Ledger:
         if not self._ignores_reports:
             self._ignores_reports = True
             logger.warning(
-                "trial.report() and trial.should_prune() in the space do nothing: the search reports what evaluate() "
-                "measures; with algorithm=OptunaPruner(interval=...) the study's pruner decides"
+                "trial.report() and trial.should_prune() in the space do nothing: the search reports the metrics of "
+                "evaluate(); with algorithm=OptunaPruner(interval=...) the study's pruner decides"
             )
         return False
 
     # --- trials interrupted during creation ---------------------------------------------------------------
 
     def sampler_notes(self) -> dict[str, Any]:
-        """Return the numbers that samplers keep in the study's attributes: the next of a sequence, a generation."""
+        """Return the study attributes in which samplers keep numbers: the next index of a sequence, a generation."""
         attrs = self._storage.get_study_system_attrs(private.id_of_study(self.study))
         return {name: value for name, value in attrs.items() if is_note(value)}
 
     @contextmanager
     def proposing_again(self, cut_off: FrozenTrial, notes: Mapping[str, Any] | None) -> Iterator[Trial]:
-        """Yield the trial, with no parameters suggested yet, in a study as it was when the trial was proposed.
+        """Yield the trial without parameters, to be suggested again, and show samplers the study as it was when the
+        trial was proposed.
 
         Args:
-            notes: the :meth:`sampler_notes` of then; ``None`` if they are not known.
+            notes: the :meth:`sampler_notes` at that time; ``None`` if they are not known.
 
         Raises:
-            BecameAnother: what is suggested now differs from what the storage has.
+            BecameAnother: the suggested parameters differ from those in the storage.
         """
         storage, id = self._storage, private.id_of(cut_off)
         private.use_storage(self.study, ProposedAgain(storage, cut_off, notes))  # type: ignore[arg-type]
@@ -358,7 +360,8 @@ class Ledger:
             private.forget_trials(self.study)
 
     def stand_in(self, trial: FrozenTrial, number: int) -> FrozenTrial:
-        """Return a trial with which to call the space again: it repeats its suggestions, under its original number."""
+        """Return a copy of a trial with which to call the space again: it suggests the same parameters, and has its
+        original ``number``."""
         copied = copy.deepcopy(trial)
         copied.number = number
         copied.study = self.study  # type: ignore[attr-defined]
@@ -367,7 +370,7 @@ class Ledger:
     # --- updating trials ----------------------------------------------------------------------------------
 
     def note(self, storage_id: int, attrs: Mapping[str, Any]) -> None:
-        """Set user attributes of a trial. One that somebody else has ended stays as it is."""
+        """Set user attributes of a trial, unless somebody else has ended it."""
         with suppress(UpdateFinishedTrialError), self._there():
             for name, value in attrs.items():
                 self._storage.set_trial_user_attr(storage_id, name, value)
@@ -378,10 +381,11 @@ class Ledger:
             drop_brought(self._storage, storage_id, names=list(names), steps=steps)
 
     def constrain(self, storage_id: int, metrics: Mapping[str, float]) -> None:
-        """Set the constraints of a trial with these metrics, unless somebody else has ended it.
+        """Set the constraints that the user's function computes from a trial's metrics, unless somebody else has ended
+        the trial.
 
         Raises:
-            UsageError: the user's function of metrics raises, or returns something else.
+            UsageError: the function raises, or does not return a dict of numbers.
         """
         if self._constraints is None:
             return
@@ -406,12 +410,12 @@ class Ledger:
         return decide(self.study, self.trial(storage_id))
 
     def claim(self, storage_id: int) -> FrozenTrial:
-        """Set a trial that was withdrawn to the queue running again. Return it."""
+        """Set a trial running that was withdrawn to the queue. Return it."""
         self._storage.set_trial_state_values(storage_id, TrialState.RUNNING)
         return self.trial(storage_id)
 
     def finish(self, number: int, values: Sequence[float] | None, state: TrialState) -> FrozenTrial:
-        """End a running trial. One that somebody else has ended, or set to WAITING, stays as it is."""
+        """End a running trial, unless somebody else has ended it or set it to WAITING."""
         try:
             return self.study.tell(number, values, state=state, skip_if_finished=True)
         except ValueError:
@@ -422,7 +426,7 @@ class Ledger:
 
     def withdraw(self, trial: FrozenTrial, attrs: Mapping[str, Any] = _NO_ATTRS) -> TrialState:
         """Withdraw a trial that was proposed but has no value, so that it or its grid point is proposed again.
-        Return its state. The user attributes are those of a trial that ends with it."""
+        Return its state. ``attrs`` are set on the trial if it ends by this."""
         ticks_off = isinstance(samplers(self.study)[-1], GridSampler | BruteForceSampler)
         grown = trial.user_attrs.keys() & _GROWN  # recreated by the algorithm or extension
         if grown or not (_was_queued(trial) or ticks_off):
@@ -431,14 +435,14 @@ class Ledger:
         if trial.state.is_finished():  # by somebody else
             return trial.state
         if trial.state != TrialState.WAITING:
-            # Queued by the user, or the only trial of a point in a finite space, which a failure would mark as done:
-            # the same trial waits to be proposed again.
+            # The user has queued it, or it is the only trial of a point in a finite space, which a failure would mark
+            # as done: the same trial waits to be proposed again.
             self._storage.set_trial_state_values(private.id_of(trial), TrialState.WAITING)
         return TrialState.WAITING
 
 
 def samplers(study: optuna.Study) -> list[optuna.samplers.BaseSampler]:
-    """Return the study's sampler and those it wraps, the one that proposes last."""
+    """Return the study's sampler and the samplers that it wraps, the innermost one, which proposes, last."""
     chain = [study.sampler]
     while isinstance(inner := getattr(chain[-1], "base_sampler", None), optuna.samplers.BaseSampler):
         chain.append(inner)

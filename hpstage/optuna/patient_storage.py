@@ -36,7 +36,7 @@ _PAUSES = (0.05, 5.0)
 _REFUSALS = 0.1
 # Errors that waiting does not resolve.
 _LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
-# How databases say it: SQLite, PostgreSQL, MySQL.
+# Messages about a full or read-only disk: of SQLite, PostgreSQL and MySQL.
 _FULL = re.compile(r"disk is full|No space left on device|table .* is full|readonly database", re.IGNORECASE)
 # System attribute that identifies a trial whose creation was not acknowledged.
 _TOKEN = "hpstage:token"
@@ -72,7 +72,7 @@ def fail_stale_trials(study: optuna.Study) -> None:
 
 
 def _repeated(method: Call) -> Call:
-    """Return a method of PatientStorage that repeats an idempotent one of the storage while that is unavailable."""
+    """Return a method of PatientStorage that retries an idempotent method of the storage while it is unavailable."""
     name = method.__name__
 
     def call(self: PatientStorage, *args: Any, **kwargs: Any) -> Any:
@@ -82,7 +82,8 @@ def _repeated(method: Call) -> Call:
 
 
 class PatientStorage(BaseStorage):
-    """Retries calls while the storage is unavailable. Each call takes effect once, even if only its reply was lost.
+    """A storage wrapper that retries calls while the storage is unavailable. Each call takes effect once, even if only
+    its reply was lost.
 
     Raises:
         StoreError: the storage is unavailable for ``patience`` seconds, refuses a call for a tenth of that, or cannot
@@ -155,7 +156,7 @@ class PatientStorage(BaseStorage):
     # --- retries ------------------------------------------------------------------------------------------
 
     def _once(self, work: Callable[[], T], done: Callable[[], T | None]) -> T:
-        """Return the result of ``work``; if a failed attempt took effect nevertheless, return that of ``done``."""
+        """Return the result of ``work``, or the result of ``done`` if a failed attempt took effect nevertheless."""
         failed = False
 
         def attempt() -> T:
@@ -235,7 +236,7 @@ def _may_pass(error: BaseException) -> bool:
     """Whether the same call may succeed later.
 
     Raises:
-        StoreError: it cannot, unless the user fixes the cause.
+        StoreError: it fails until the user fixes the cause.
     """
     if isinstance(error, UpdateFinishedTrialError | KeyError):
         return False

@@ -1,6 +1,6 @@
-"""Optuna's private names, each behind a function: no other file of hpstage uses any.
+"""Functions for Optuna's private names, which no other file of hpstage uses.
 
-They were reviewed and tested in Optuna 4.4.0 and 5.0.0. No public name does the same: the storage id of a trial, a
+They were reviewed and tested in Optuna 4.4.0 and 5.0.0. No public names exist for them: the storage id of a trial, a
 storage that wraps a study's own, a trial whose values are drawn on suggestion.
 """
 
@@ -60,7 +60,7 @@ def is_feasible(trial: FrozenTrial) -> bool:
 
 
 def set_constraints(storage: BaseStorage, trial_id: int, values: Mapping[str, float]) -> None:
-    """Set constraints of a trial, as ``trial.set_constraint`` does since Optuna 5, and samplers did before."""
+    """Set constraints of a trial, as ``trial.set_constraint`` does since Optuna 5, and as samplers did earlier."""
     if hasattr(Trial, "set_constraint"):
         for name, value in values.items():
             storage.set_trial_system_attr(trial_id, f"constraints:{name}", value)
@@ -104,8 +104,8 @@ def forget_trials(study: optuna.Study) -> None:
 
 
 class Forked(Trial):
-    """A trial with given parameters, each put through ``within`` by the distribution that it is suggested from; it is
-    suggested by the sampler where that returns ``None``."""
+    """A trial with given parameters. ``within(distribution, value)`` adapts each of them to the distribution from which
+    it is suggested; if it returns ``None``, the sampler suggests the parameter."""
 
     def __init__(self, study: optuna.Study, trial_id: int, within: Callable[[BaseDistribution, Any], Any]) -> None:
         super().__init__(study, trial_id)
@@ -134,7 +134,7 @@ class Drawn(optuna.trial.FixedTrial):
 
 
 def contains(distribution: BaseDistribution, internal: float) -> bool:
-    """Whether a value, as storages write it, is one of the distribution's."""
+    """Whether a value, in the representation of storages, is in the distribution."""
     return distribution._contains(internal)
 
 
@@ -184,9 +184,9 @@ def url_of_journal(storage: BaseStorage) -> object:
 
 
 def cut_torn_line(storage: BaseStorage) -> None:
-    """Remove what a write that failed midway (a full disk, a power cut) has left at the end of a journal's file.
+    """Remove an incomplete line at the end of a journal's file, left by a failed write (a full disk, a power cut).
 
-    A line without an end was never acknowledged. Optuna appends to it, and can read the file no more.
+    Such a line was never acknowledged. Optuna would append to it, and could not read the file any more.
     """
     backend = getattr(storage, "_backend", None)
     if not isinstance(backend, JournalFileBackend):
@@ -196,7 +196,7 @@ def cut_torn_line(storage: BaseStorage) -> None:
             return
         backend._lock.acquire()
         try:
-            if _is_torn(file):  # not by another process that is writing
+            if _is_torn(file):  # still, and so not because another process was writing
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)
         finally:
@@ -212,8 +212,8 @@ def _is_torn(file: BinaryIO) -> bool:
 
 
 def drop_from_memory(storage: InMemoryStorage, trial_id: int, names: Sequence[str], steps: Sequence[int]) -> None:
-    """Remove user attributes and intermediate values of a trial. Copies of it that were read before stay as they
-    were."""
+    """Remove user attributes and intermediate values of a trial. Trials that were read from the storage earlier do not
+    change."""
     with storage._lock:
         trial = copy.copy(storage._get_trial(trial_id))
         trial.user_attrs = {name: value for name, value in trial.user_attrs.items() if name not in names}

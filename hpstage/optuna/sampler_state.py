@@ -2,9 +2,10 @@
 interruption.
 
 Optuna's samplers hold NumPy ``RandomState`` objects, wrapped in ``LazyRandomState``, and so do the samplers and
-strategies they consist of; ``GPSampler`` also holds the kernels that it has fitted last. Everything else that decides a
-proposal is in the study's storage. Samplers of others hold any random generator, numbers that change, and samplers,
-also in lists and dicts. Strings are never written: they may be secret. What else changes is noticed, and named once.
+strategies they consist of; ``GPSampler`` also holds the kernels that it fitted last. Everything else that decides a
+proposal is in the study's storage. For samplers that are not Optuna's, random generators of any kind, numbers that
+change and samplers are saved, also in lists and dicts. Strings are never written: they may be secret. If anything else
+changes, a warning names it once.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ class _Parts:
     kernels: dict[str, BaseSampler] = field(default_factory=dict)
     """Samplers that fit kernels."""
     others: dict[str, object] = field(default_factory=dict)
-    """Attributes that cannot be kept, as far as it is cheap to notice their changes."""
+    """Fingerprints of attributes that cannot be saved, to notice their changes as far as that is cheap."""
     large: set[int] = field(default_factory=set)
-    """Ids of objects whose content is not looked at: it is too large, or cannot be pickled."""
+    """Ids of objects whose content is not inspected, since it is too large or cannot be pickled."""
     _seen: set[int] = field(default_factory=set)
 
     def add(self, path: str, holder: Any, name: Any, value: object, own: bool, depth: int) -> None:
-        """``own``: whether the sampler is neither Optuna's nor hpstage's."""
+        """Add an attribute or item of a sampler. ``own``: whether the sampler is neither Optuna's nor hpstage's."""
         if type(value).__name__ == "LazyRandomState":
             value = value.rng  # type: ignore[attr-defined]
         if own and type(value) in _NUMBERS and not isinstance(holder, tuple):
@@ -90,7 +91,7 @@ class _Parts:
             self.add(f"{path}[{key!r}]", value, key, item, own, depth + 1)
 
     def _glance(self, value: object) -> object:
-        """Return a fingerprint that changes if the value is replaced or grows, or if the content of a small one
+        """Return a fingerprint that changes if the value is replaced or grows, or if the value is small and its content
         changes."""
         if value is None or isinstance(value, str):
             return value
@@ -105,13 +106,13 @@ class _Parts:
             try:
                 _Pickler(content).dump(value)
                 return content.written
-            except Exception:  # whatever the pickling of a user's object raises
+            except Exception:  # pickling a user's object may raise anything
                 self.large.add(id(value))
         return id(value), len(value) if isinstance(value, Sized) else 0
 
 
 class _Content:
-    """A file that is written to memory, and refuses to become large."""
+    """A file in memory that raises ``ValueError`` rather than become large."""
 
     def __init__(self) -> None:
         self.written = b""
@@ -123,7 +124,7 @@ class _Content:
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves out what is Optuna's own, such as a study and its trials, but for samplers."""
+    """A pickler that omits the content of Optuna's own objects, such as a study and its trials, except samplers."""
 
     def persistent_id(self, value: object) -> int | None:
         return id(value) if _home(value).startswith("optuna.") and not _is_sampler(value) else None
@@ -152,10 +153,10 @@ def _parts_of(sampler: BaseSampler, large: set[int]) -> _Parts:
 
 
 class SamplerState:
-    """The state of one sampler. Remembers the last recorded states, to omit what is unchanged.
+    """The state of one sampler. Remembers the last recorded states, to record only changes.
 
-    The state is that after a proposal, or after the end of a trial. A process that is killed between the end of a trial
-    in the study and its record here loses what the sampler draws or counts at that end.
+    The state is recorded after a proposal, and after the end of a trial. If a process is killed after a trial has ended
+    in the study and before this is recorded, changes of the sampler at that end are lost.
     """
 
     def __init__(self, sampler: BaseSampler) -> None:
@@ -163,7 +164,7 @@ class SamplerState:
         self._large: set[int] = set()
         self._unchanged: dict[str, RandomState] = {}
         parts = _parts_of(sampler, self._large)
-        # Numbers that never change are settings: those of the process that resumes hold.
+        # Numbers that never change are settings, which the resuming process sets itself.
         self._last = {path: json.dumps(number) for path, (_, _, number) in parts.numbers.items()}
         self._last |= dict.fromkeys(parts.kernels, "{}")
         self._others: dict[str, object] | None = parts.others
@@ -171,14 +172,15 @@ class SamplerState:
 
     @property
     def may_change_between(self) -> bool:
-        """Whether the state may change otherwise than by proposals: not that of an Optuna sampler which does nothing as
-        a trial ends. Others may also be changed by callbacks."""
+        """Whether the state may change other than by proposals. This is false only for an Optuna sampler that does
+        nothing at the end of a trial; callbacks may change samplers that are not Optuna's."""
         at_end = getattr(self._sampler.after_trial, "__func__", None)
         return at_end is not BaseSampler.after_trial or not _home(self._sampler).startswith("optuna.")
 
     def take(self) -> dict[str, RandomState | str]:
-        """Return what has changed of the state: of each NumPy ``RandomState`` about 70 bytes, plus 3.4 kB whenever it
-        has turned over; of other generators, and of numbers, JSON. Warn once of what changes and is not kept."""
+        """Return the changes of the state since the last call. Each NumPy ``RandomState`` takes about 70 bytes, plus
+        3.4 kB whenever its key has changed; other generators and numbers are JSON. Warn once about attributes that
+        change and are not saved."""
         states: dict[str, RandomState | str] = {}
         parts = _parts_of(self._sampler, self._large)
         for path, rng in parts.generators.items():
@@ -266,7 +268,7 @@ class SamplerState:
 
 
 def _state_of(rng: Any) -> dict[str, Any] | str:
-    """Return the state of a ``RandomState`` of the usual kind, or that of any other generator as JSON."""
+    """Return the state of a ``RandomState`` on MT19937 as a dict, and that of any other generator as JSON."""
     state: Any
     if isinstance(rng, random.Random):
         state = rng.getstate()

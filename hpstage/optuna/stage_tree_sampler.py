@@ -1,4 +1,4 @@
-"""StageTreeSampler: wraps any Optuna sampler and moves its proposals to share training that is already done."""
+"""StageTreeSampler: wraps any Optuna sampler, and moves its proposals so that they share earlier training."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _Numerical = FloatDistribution | IntDistribution
 
 _NONE: Mapping[str, Scalar] = {}
 
-# The radius is not reduced before this trial: about as many as learning samplers draw at random first.
+# The radius is not reduced before this trial. Learning samplers draw about as many trials at random first.
 _FULL_RADIUS = 10
 
 
 class StageTreeSampler(BaseSampler):
-    """Lets trials of a continuous space share their early training, which otherwise happens in finite spaces only.
+    """A sampler with which trials of a continuous space share early training, as otherwise only in finite spaces.
 
     Two trials share training up to the first step at which any value differs (arXiv 1911.10504, section 3), and a
     sampler that draws real numbers never draws the same one twice. This sampler takes the base sampler's proposal,
     looks for the earlier trial of the study with which it can share the most steps, and copies that trial's values of
     the parameters that matter first. The parameter that matters last is left as proposed, so that no trial repeats
-    another. Categorical parameters are never changed. Values are not taken from failed trials; they are taken from
-    running ones, and from pruned ones as far as these were trained.
+    another. Categorical parameters are never changed. Values are taken from complete and running trials, from pruned
+    ones up to the step to which they were trained, and never from failed ones.
 
     The step from which a parameter matters is determined from ``space`` and ``steps`` (passed by ``hpstage.optimize``)
     at the proposed values: a drop at step 60 matters from 60 on. If they are unknown, parameters are assumed to matter
@@ -49,14 +49,14 @@ class StageTreeSampler(BaseSampler):
     **Effect on a search.** Parameters that matter early take fewer different values, and those that matter late take
     more per step trained. The base sampler learns from the values that were trained.
 
-    **When not to use it.** If all parameters matter from the first step on, there is nothing to share: given ``space``,
-    the sampler changes nothing that counts; without it, the search becomes coarser for no benefit. The gain is also
-    small if few steps can be saved before the parameters that count start to matter; over a sampler that does not learn
-    (more trials for the same steps, but no better ones); and in long searches, where it comes early and fades as the
-    best values must be found more finely. In grids and finite spaces equal values are shared anyway: use the plain
-    sampler there. ``scripts/bench_sampler.py`` has figures.
+    **When not to use it.** If all parameters matter from the first step on, there is nothing to share: with ``space``,
+    the sampler changes nothing that matters; without it, the search becomes coarser for no benefit. The gain is also
+    small if the important parameters matter after few steps; with a base sampler that does not learn (more trials for
+    the same steps, but no better ones); and late in long searches, where the best values must be found more finely. In
+    grids and finite spaces equal values are shared anyway: use the plain sampler there. ``scripts/bench_sampler.py``
+    has figures.
 
-    Wrap a ``PartialFixedSampler`` around this sampler, not the other way round, or fixed values are moved as well.
+    Wrap a ``PartialFixedSampler`` around this sampler, not the other way round, since otherwise fixed values are moved.
 
     Args:
         base_sampler: the sampler that proposes; ``None``: ``optuna.samplers.TPESampler()``.
@@ -94,13 +94,13 @@ class StageTreeSampler(BaseSampler):
         self._defaults = _NONE  # of hyperparameters that the space may leave out
         # Everything below can be restored from the study.
         self._studies: weakref.WeakKeyDictionary[optuna.Study, Companions] = weakref.WeakKeyDictionary()
-        self._plans: dict[tuple[str, int], Mapping[str, Any]] = {}  # of trials being proposed
+        self._plans: dict[tuple[str, int], Mapping[str, Any]] = {}  # the moved parameters of trials being proposed
 
     def attach(self, space: Space, steps: int, defaults: Mapping[str, Scalar] = _NONE) -> None:
         """Set the space of a search, as ``hpstage.optimize`` does; arguments of the constructor take precedence.
 
         Args:
-            defaults: the trainable's, of hyperparameters that the space may leave out.
+            defaults: the trainable's values of hyperparameters that the space may leave out.
         """
         self._defaults = dict(defaults)
         if not self._given:
@@ -182,7 +182,7 @@ class StageTreeSampler(BaseSampler):
         probe = Probe(draw, trial.number, study)
         try:
             describe(space, probe, self._steps)
-        except Exception:  # as it will with the trial
+        except Exception:  # the space will also raise with the trial itself
             return dict(probe.params)
         params, distributions = dict(probe.params), probe.distributions
         begin = begins(space, self._steps, params, distributions, self.radius, self._defaults)

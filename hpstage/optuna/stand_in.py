@@ -1,4 +1,4 @@
-"""Trials proposed in a study in memory, to inspect a space without the user's own study, and without its messages."""
+"""Trials proposed in a study in memory, to inspect a space without the user's own study or messages of Optuna."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def quiet_optuna() -> Iterator[None]:
         optuna.logging.set_verbosity(verbosity)
 
 
-# How many trials a space may reject for each one that is requested.
+# Number of trials that a space may reject for each requested one.
 _PATIENCE = 100
-# A space that raises for each of this many trials, and describes or prunes none, is wrong.
+# A space that raises for each of this many trials, and has described or pruned none, is considered faulty.
 _WRONG = 8
 
 
@@ -45,8 +45,8 @@ def described_trials(
         steps, cut, catch: as for :func:`hpstage.schedule.space.describe`.
 
     Raises:
-        UsageError: the space rejects nearly all of them.
-        Exception: it raises this for the first of them, and one for each of those that follow.
+        UsageError: the space rejects nearly all trials.
+        Exception: the space raises an exception of ``catch`` for each of the first trials. The last of them is raised.
     """
     ledger, points = Ledger(study), points_of(space)
     given = rejected = 0

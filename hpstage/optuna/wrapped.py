@@ -1,5 +1,5 @@
-"""Wrappers of a study's storage: a pruner's decision that holds once it is made, and a trial that is proposed again
-after its creation was cut off, whenever the process that did it first is killed."""
+"""Wrappers of a study's storage, with which a process continues what a killed process had begun: one repeats a pruner's
+decision unchanged, another proposes a trial again whose creation was cut off."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from optuna.trial import FrozenTrial
 from hpstage.optuna import private
 
 _DECIDED = "hpstage:decided"
-"""The name of a trial's system attribute: the last decision of a pruner that sets attributes of its own."""
+"""The name of a trial's system attribute with the last decision of the pruner, if the pruner sets attributes itself."""
 
 
 class Wrapped:
-    """A storage wrapper: what a subclass does not have is the storage's."""
+    """A storage wrapper: attributes that a subclass does not define are those of the storage."""
 
     def __init__(self, storage: BaseStorage) -> None:
         self._storage = storage
@@ -31,8 +31,8 @@ class Wrapped:
 def decide(study: optuna.Study, trial: FrozenTrial) -> bool:
     """Return the pruner's decision on the trial, after its last report.
 
-    ``SuccessiveHalvingPruner`` notes the rung that a trial has reached before it decides, and would decide for the next
-    one if it were called again. So what a pruner sets on the trial is written after its decision.
+    ``SuccessiveHalvingPruner`` stores the rung that a trial has reached before it decides, and would decide for the
+    next rung if it were called again. The attributes that a pruner sets are therefore written after its decision.
     """
     storage, id = private.storage_of(study), private.id_of(trial)
     place = [trial.number, trial.last_step]
@@ -54,7 +54,7 @@ def decide(study: optuna.Study, trial: FrozenTrial) -> bool:
 
 
 class _Pending(Wrapped):
-    """Keeps system attributes set on one trial to itself, and shows them."""
+    """A storage wrapper that holds back the system attributes set on one trial, but returns them with the trial."""
 
     def __init__(self, storage: BaseStorage, trial: FrozenTrial) -> None:
         super().__init__(storage)
@@ -82,27 +82,27 @@ class _Pending(Wrapped):
         return shown
 
 
-# System attributes that a trial has before its sampler is called: queued, or forked from another in a grid's study.
+# System attributes that a trial has before its sampler is called: if it was queued, or forked in a study with a grid.
 _OF_GRID = ("grid_id", "search_space")
 _GIVEN, _OF_FORK = ("fixed_params",), ("fixed_params", *_OF_GRID)
 
 
 class BecameAnother(BaseException):
-    """A trial that is proposed again is not the same. Passes through whatever the user's space catches."""
+    """A trial that is proposed again is not the same. No ``Exception``, so that the user's space does not catch it."""
 
 
 class ProposedAgain(Wrapped):
-    """Hides what the proposal of a trial has written, until it is written again.
+    """A storage wrapper that hides what the first proposal of a trial has written, until it is written again.
 
-    Samplers learn from what they have written: Optuna's GPSampler would take the trial for another that is running,
-    BruteForceSampler would avoid its point, and QMCSampler would proceed to the next one.
+    Samplers would otherwise learn from it: Optuna's GPSampler would take the trial for another running one,
+    BruteForceSampler would avoid its point, and QMCSampler would proceed to the next point.
 
     Args:
-        notes: what samplers had kept in the study's attributes before the proposal; ``None`` if that is unknown.
+        notes: the samplers' attributes of the study before the first proposal; ``None`` if they are unknown.
 
     Raises:
-        BecameAnother: the trial gets other parameters than it has, or becomes another point of a grid. These are not
-            written. Other attributes may differ: CmaEsSampler writes memory that it has not initialized.
+        BecameAnother: the trial gets other parameters than before, or another point of a grid. These are not written.
+            Other attributes may differ: CmaEsSampler writes memory that it has not initialized.
     """
 
     def __init__(self, storage: BaseStorage, cut_off: FrozenTrial, notes: Mapping[str, Any] | None) -> None:
@@ -162,5 +162,5 @@ class ProposedAgain(Wrapped):
 
 
 def is_note(value: object) -> bool:
-    """Whether a study's attribute is what Optuna's samplers keep there: a count, or numbers of trials."""
+    """Whether the value of a study's attribute is of a kind that Optuna's samplers store: a count, or trial numbers."""
     return type(value) is int or (isinstance(value, list) and all(type(item) is int for item in value))
