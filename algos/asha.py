@@ -17,45 +17,45 @@ from hpstage.errors.arguments import one_of, optional, whole
 
 @dataclass(frozen=True)
 class ASHA(RungAlgorithm):
-    """Successive halving that never waits for a rung to fill: trials continue once they are among the best so far.
+    """Successive halving that never waits until a rung is full: trials continue once they are among the best so far.
 
     Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020 (arXiv 1810.05934), Algorithm 2.
     Rungs lie at ``min_steps * reduction_factor**k`` below the last step, and at the last step.
 
-    ``variant="promotion"`` is the paper's: a trial pauses at each rung. Whenever a target is free, the best trial
-    not yet promoted among the best ``len(rung) // reduction_factor`` of a rung, for the highest rung with such a trial,
-    is promoted to the next rung; if there is none, a new trial is proposed. Paused trials are pruned once no further
-    promotion is possible. If no trial has reached the last step by then, the best trial of the highest rung is
-    promoted first (of the best candidate, as many trials as the window holds), so that a search with few trials ends
-    with a complete one (the paper's searches do not end).
+    ``variant="promotion"`` is the paper's: a trial pauses at each rung. A trial can be promoted if it is among the best
+    ``len(rung) // reduction_factor`` of its rung. Whenever fewer than ``window`` targets are open, the best such trial
+    of the highest rung that has one is promoted to the next rung; if no rung has one, a new trial is proposed. Paused
+    trials are pruned once no further promotion is possible. If no trial has reached the last step by then, the best
+    trial of the highest rung is promoted first (of the best candidate, as many trials as the window holds), so that a
+    search with few trials ends with a complete one (the paper's searches do not end).
 
     ``variant="stopping"`` decides once, as Optuna's and Ray's pruners do: a trial among the best
     ``max(1, len(rung) // reduction_factor)`` of those reported at its rung so far, itself included, continues;
-    otherwise it is pruned at once. Use it with samplers that learn, which see a trial only once it has ended.
+    otherwise it is pruned at once. Use it with samplers that learn, which see a trial only after its end.
 
-    *Tree-aware* (the default): trials that share their state at a rung, having trained on the same values up to it,
-    are one *candidate* there, whose value is the one reported first. A rung ranks and counts candidates instead of
-    trials. All paused trials of a candidate among the best may be promoted, one after the other as the window allows;
-    so may trials that reach the rung later, if their candidate is among the best then. The paper's rule treats trials
-    as independent draws; in a discrete space many begin the same and tie: copies of one good state fill the best places
-    of a rung, and copies of a bad one enlarge a rung and so admit worse trials. So more or fewer trials may continue
-    than in the paper. If all trials are different, the two rules coincide. ``tree_aware=False`` gives the paper's
-    algorithm in any space.
+    *Tree-aware* (the default): trials that share their state at a rung, since they were trained with the same values up
+    to it, are one *candidate* there, whose value is the one reported first. A rung ranks and counts candidates instead
+    of trials. All paused trials of a candidate among the best may be promoted, one after the other as the window
+    allows; so may trials that reach the rung later, if their candidate is among the best then. The paper's rule treats
+    trials as independent draws. In a discrete space many trials begin the same and tie under that rule: copies of one
+    good state fill the best places of a rung, and copies of a bad one enlarge the rung, so that worse trials continue.
+    More or fewer trials may therefore continue than in the paper. If all trials are different, the two rules coincide.
+    ``tree_aware=False`` gives the paper's algorithm in any space.
 
     Equal values are ranked in the order of the trials (for candidates, of the trials reported first). A trial that
     fails keeps its places in the rungs that it reached.
 
-    Asynchronous: results are reported as they arrive. Which trials continue, hence what a learning sampler proposes and
-    how long the search takes, may differ between runs with the number and speed of workers, and after an interruption.
-    The value of a given trial at a given step never differs.
+    Asynchronous: results are reported as they arrive. Runs may differ with the number and speed of workers, and after
+    an interruption: in which trials continue, and hence in the proposals of a learning sampler and the duration of the
+    search. The value of a given trial at a given step never differs.
 
     Args:
         min_steps: steps before the first decision.
         reduction_factor: the inverse of the share of trials that continue; at least 2.
         variant: whether trials outside the best pause or stop.
-        window: number of targets open at a time (the paper's workers); by default 16, and one more for each worker
-            beyond 8, as these join and leave; up to twice as many while workers have nothing to do. A larger window
-            lets more stages merge, but bases decisions on less information.
+        window: number of targets open at a time (the paper's workers). By default 16, and one more for each current
+            worker beyond 8; up to twice as many while workers have nothing to do. With a larger window more stages can
+            merge, but decisions are based on less information.
         tree_aware: whether trials that are the same so far count as one candidate, instead of several that tie.
     """
 
@@ -110,15 +110,16 @@ class _Rung:
         return bisect_left(self._ranked, place) < max(least, len(self._ranked) // factor)
 
     def promotable(self, factor: int) -> bool:
-        """Whether a trial of one of the best candidates waits. If so, the first waiting trial is one."""
+        """Whether a trial of one of the best candidates is waiting. The first waiting trial is always the best one."""
         return bool(self.paused) and self.among_the_best(self.paused[0][0], factor, least=0)
 
 
 class PromotionSearch(WindowedSearch):
-    """Algorithm 2 in one or several brackets that share a window: a trial's bracket is ``bracket_of(index)``.
+    """Algorithm 2 of ASHA's paper, in one or several brackets that share a window. When the window has room, a trial is
+    promoted in the bracket with a possible promotion at the highest step (among several, in the first bracket).
 
-    ``brackets``: the rungs of each bracket; the last is the end for all. A free target goes to the bracket with a
-    possible promotion at the highest step, or the first such bracket.
+    ``brackets``: the rungs of each bracket; the last rung is the trials' last step, the same for all brackets.
+    ``bracket_of``: returns the bracket of a trial.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class PromotionSearch(WindowedSearch):
 
     def _go_on(self) -> list[Action]:
         actions: list[Action] = []
-        # One result may bring a candidate with many trials among the best.
+        # After one result, a candidate with many trials may be among the best.
         while self._open < self._window.size and (where := self._promotable()) is not None:
             actions.append(self._promote(where))
         if self._closed and self._open == 0:

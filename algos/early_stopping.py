@@ -49,7 +49,7 @@ class EarlyStoppingSearch(Search):
     def should_continue(self, index: int, level: int, value: float) -> bool:
         """Whether the trial continues to its next evaluation, given the value at ``level``.
 
-        It is called at the last level, too, where the answer is ignored: the trial is complete.
+        It is also called at the last level, where the result is ignored: the trial is complete.
         """
 
     def room(self) -> int:
@@ -77,7 +77,7 @@ class EarlyStoppingSearch(Search):
         return actions + self._begin()
 
     def _begin(self) -> list[Action]:
-        """Ask for proposed trials, as the window allows.
+        """Request the first evaluation of proposed trials, as far as the window has room.
 
         A resumed search proposes all its trials at once: those beyond the window wait, so that results are reported in
         the same order as in the interrupted search.

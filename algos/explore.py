@@ -29,11 +29,11 @@ def explore(
     the factors, which are equally likely, and
 
     - clipped to the distribution's bounds, which Ray does not do;
-    - for distributions with steps (including all integers): rounded to the nearest, but moved by at least one
+    - for distributions with steps (including all integers): rounded to the nearest step, but moved by at least one
       step unless at the bound: up for a factor above 1, down for one below 1, the other way for negative values;
     - for a choice among numbers: not multiplied but replaced by the next larger number for a factor above 1,
-      by the next smaller for one below 1, if there is one. Ray moves along the list as written; for sorted lists
-      there is no difference;
+      by the next smaller for one below 1, if there is one. Ray moves along the list as written, which is the same for
+      sorted lists;
     - for any other choice: kept.
 
     A factor of 1 keeps a value, and any factor keeps a 0 if there are no steps.
@@ -49,7 +49,7 @@ def explore(
 
 
 def pick(items: Sequence[T], rng: Random) -> T:
-    """Return one of ``items``, equally likely, using only ``rng.random``, which Python guarantees not to change."""
+    """Return one of ``items``, all equally likely. Use only ``rng.random``, which Python guarantees not to change."""
     return items[int(rng.random() * len(items))]
 
 
@@ -114,7 +114,7 @@ def _last(distribution: FloatDistribution | IntDistribution) -> int:
 def _at(distribution: FloatDistribution | IntDistribution, k: int) -> float:
     """Return the value ``k`` steps above the lower bound, clipped, bit for bit as Optuna's samplers propose it.
 
-    With a different float, an explored value would share no training with the same value when proposed.
+    If the floats differed, a trial with an explored value would share no training with a trial proposed with it.
     """
     assert distribution.step is not None
     return _clipped(k * distribution.step + distribution.low, distribution.low, distribution.high)

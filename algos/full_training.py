@@ -14,16 +14,16 @@ from hpstage.errors.arguments import optional, whole
 class FullTraining(Algorithm):
     """Trains every trial to the last step.
 
-    Synchronous: a trial is proposed when the one ``window`` places before it has reported, whichever worker is faster,
-    so that one seed gives the same trials in every run.
+    Synchronous: a trial is proposed when the trial ``window`` places before it has reported, even if others are
+    trained earlier, so that one seed gives the same trials in every run.
 
     Args:
         window: number of trials open at a time. ``None``: all of them, up to 4,096, if the sampler ignores results
             (grid, brute force, random, quasi-random); else 16, and 4 more for each worker beyond 8, to keep them busy.
-            It grows and shrinks with the workers, so that what a sampler that learns proposes differs between clusters
-            of different sizes; with a number, one seed gives the same trials on any cluster. The larger, the less a
-            sampler knows when it proposes. Where all trials are enqueued, give their number, or a sampler that ignores
-            results.
+            It grows and shrinks with the number of workers, so that a sampler that learns proposes other trials on
+            clusters of other sizes; with a number, one seed gives the same trials on any cluster. The larger the
+            window, the fewer results a sampler knows when it proposes. If all trials are enqueued, give their number,
+            or a sampler that ignores results.
     """
 
     window: int | None = None

@@ -18,7 +18,7 @@ from hpstage.errors.arguments import one_of, optional, whole
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
-    """One successive halving of Hyperband: ``n_trials`` trials compared at ``rungs``, of which the last is the end."""
+    """One successive halving of Hyperband: ``n_trials`` trials compared at ``rungs``, the last of which is the end."""
 
     n_trials: int
     rungs: tuple[int, ...]
@@ -32,36 +32,36 @@ class Hyperband(RungAlgorithm):
     With a sampler that learns, such as TPE, it is BOHB (Falkner et al., ICML 2018).
 
     All brackets share :class:`~hpstage.algos.SuccessiveHalving`'s rungs; each begins one rung later than the previous
-    one. With ``s`` rungs after its first, of ``s_max`` in the first bracket, a bracket has
-    ``ceil((s_max + 1) / (s + 1) * reduction_factor**s)`` trials: for 81 steps and factor 3 these are 81, 34, 15, 8
-    and 5, as in the journal's Table 1 (the code on the authors' blog rounds differently: 81, 27, 9, 6 and 5).
-    If ``steps`` is not ``min_steps`` times a power of the factor, the last rung comes early; the paper would move
-    the first. Trials are dealt to brackets in the order in which they are proposed, starting over after the last
-    bracket, until ``n_trials`` are proposed: with fewer than ``trials_per_cycle(steps)`` the later brackets are short
-    or missing.
+    one. A bracket with ``s`` rungs after its first has ``ceil((s_max + 1) / (s + 1) * reduction_factor**s)`` trials,
+    where ``s_max`` is the ``s`` of the first bracket: for 81 steps and factor 3 these are 81, 34, 15, 8 and 5, as in
+    the journal's Table 1 (the code on the authors' blog rounds differently: 81, 27, 9, 6 and 5). If ``steps`` is not
+    ``min_steps`` times a power of the factor, the last rung comes early; the paper would move the first. Trials are
+    assigned to brackets in the order in which they are proposed, starting over after the last bracket, until
+    ``n_trials`` are proposed: with fewer than ``trials_per_cycle(steps)`` the later brackets are short or missing.
 
     ``variant="synchronous"`` is the journal's. A rung is decided when all its trials have reported, so that one seed
     gives the same search on any cluster. With a sampler that learns, or without ``n_trials``, a cycle begins when the
-    previous one is over, and with more than 8 workers already when too few targets are left to keep them busy: what
-    such a sampler proposes then depends on their number, unless ``window`` is given. Otherwise all cycles run side by
-    side. Results are reported in the order in which they would arrive if all steps took equally long and each target
-    had a worker, so that long trials do not hold up other brackets. Trials that fail leave their rung; the number of
-    promotions is computed from the trials proposed, and is at least one.
+    previous one is over. With more than 8 workers it begins earlier, when too few targets are left to keep them busy:
+    the sampler's proposals then depend on the number of workers, unless ``window`` is given. Otherwise all cycles run
+    side by side. Results are reported in the order in which they would arrive if all steps took equally long and each
+    target had a worker, so that long trials do not hold up other brackets. Trials that fail leave their rung; the
+    number of promotions is computed from the trials proposed, and is at least one.
 
-    ``variant="asynchronous"`` never waits for a rung to fill: each bracket is an :class:`~hpstage.algos.ASHA` in its
+    ``variant="asynchronous"`` never waits until a rung is full: each bracket is an :class:`~hpstage.algos.ASHA` in its
     promotion variant, as in the asynchronous Hyperband of Li et al., "A System for Massively Parallel Hyperparameter
     Tuning", MLSys 2020. A bracket continues over the cycles: its rungs include the trials of earlier cycles. Whenever
-    a target is free, a trial is promoted in the bracket where that is possible at the highest step, the first of
-    these; if in none, a new trial is proposed (the paper's workers look for promotions in one bracket at a time).
-    Paused trials are pruned once no further promotion is possible; if no trial has reached the last step by then, the
-    best trial of the highest rung of all brackets is promoted first. A sampler that learns sees a trial only once it
-    has ended. Results are reported as they arrive: which trials continue, hence what a learning sampler proposes and
-    how long the search takes, may differ between runs with the number and speed of workers, and after an interruption.
-    The bracket of the i-th trial, and the value of a given trial at a given step, never differ.
+    fewer than ``window`` targets are open, the bracket with a possible promotion at the highest step promotes a trial
+    (among several, the first bracket); if no bracket has one, a new trial is proposed. (The paper's workers look for
+    promotions in one bracket at a time.) Paused trials are pruned once no further promotion is possible; if no trial
+    has reached the last step by then, the best trial of the highest rung of all brackets is promoted first. A sampler
+    that learns sees a trial only after its end. Results are reported as they arrive, so that runs may differ with the
+    number and speed of workers, and after an interruption: in which trials continue, and hence in the proposals of a
+    learning sampler and the duration of the search. The bracket of the i-th trial, and the value of a given trial at a
+    given step, never differ.
 
     *Tree-aware* (the default): trials of a bracket that share their state at a rung are one candidate there, as
-    :class:`~hpstage.algos.SuccessiveHalving` and :class:`~hpstage.algos.ASHA` explain; the number of trials that a
-    bracket begins with is the paper's. ``tree_aware=False`` gives the paper's algorithm in any space.
+    :class:`~hpstage.algos.SuccessiveHalving` and :class:`~hpstage.algos.ASHA` explain; a bracket begins with as many
+    trials as in the paper. ``tree_aware=False`` gives the paper's algorithm in any space.
 
     Equal values are ranked in the order of the trials.
 
@@ -69,10 +69,10 @@ class Hyperband(RungAlgorithm):
         min_steps: steps before the first decision of the first bracket.
         reduction_factor: the inverse of the share of trials that continue; at least 2.
         variant: whether rungs wait until they are full.
-        window: number of targets that the asynchronous variant has open at a time in all brackets together, as that of
-            :class:`~hpstage.algos.ASHA`. The synchronous variant has whole rungs open; with a sampler that learns, or
-            without ``n_trials``, the next cycle begins when fewer than ``window`` targets are open: by default 1 with
-            up to 8 workers, else 16, and 4 more for each worker beyond 8.
+        window: for the asynchronous variant, the number of targets open at a time in all brackets together, with the
+            default of :class:`~hpstage.algos.ASHA`. The synchronous variant has whole rungs open; with a sampler that
+            learns, or without ``n_trials``, it begins the next cycle when fewer than ``window`` targets are open: by
+            default 1 with up to 8 workers, else 16, and 4 more for each worker beyond 8.
         tree_aware: whether trials that are the same so far count as one candidate, instead of several that tie.
     """
 
@@ -92,7 +92,7 @@ class Hyperband(RungAlgorithm):
 
     @property
     def by_length(self) -> bool:
-        return self.synchronous  # a bracket of long trials holds up no other
+        return self.synchronous  # so that a bracket of long trials does not hold up the others
 
     def brackets(self, steps: int) -> list[Bracket]:
         """Return the brackets of one cycle, in the order in which they are filled."""
@@ -136,7 +136,7 @@ class _Deal:
         self.cycle = self._ends[-1]
 
     def bracket_in_turn(self) -> Callable[[int], int]:
-        """Return a function from trial to bracket, which deals on first use, since indices may have gaps."""
+        """Return a function from trial to bracket. It assigns a trial on first use, since indices may have gaps."""
         dealt: dict[int, int] = {}
         return lambda index: dealt.setdefault(index, self.place(len(dealt))[1])
 
@@ -147,8 +147,8 @@ class _Deal:
 
 
 class _Ahead(Window):
-    """The number of open targets below which the next cycle begins: 1, when the last one is over, or as many as keep
-    more workers than a few busy."""
+    """The number of open targets below which the next cycle begins: 1 (when the last cycle is over) for few workers,
+    else as many as keep the workers busy."""
 
     def follow(self, workers: int) -> None:
         super().follow(workers)
@@ -156,7 +156,7 @@ class _Ahead(Window):
 
 
 class _HyperbandSearch(Search):
-    """``admitted``: number of trials in cycles that have begun."""
+    """The synchronous variant. ``admitted``: number of trials in cycles that have begun."""
 
     def __init__(
         self, deal: _Deal, factor: int, trials: Trials, *, maximize: bool, admitted: int, ahead: _Ahead
@@ -169,7 +169,7 @@ class _HyperbandSearch(Search):
         self._ahead = ahead
         self._halvings: dict[tuple[int, int], HalvingSearch] = {}
         self._added: list[int] = []
-        self._places: dict[int, tuple[int, int]] = {}  # for trials of open cycles; later trials wait for theirs
+        self._places: dict[int, tuple[int, int]] = {}  # cycle and bracket of each trial whose cycle has begun
         self._requested: set[int] = set()  # trials with an open target
         self._closed = False
 
@@ -197,7 +197,7 @@ class _HyperbandSearch(Search):
         return self._advance([])
 
     def _close(self) -> list[Action]:
-        """Close the halvings, whose brackets will receive no more trials."""
+        """Close the halvings, since their brackets will receive no more trials."""
         return [action for halving in list(self._halvings.values()) for action in halving.closed()]
 
     def _halving(self, index: int) -> HalvingSearch:
@@ -210,7 +210,7 @@ class _HyperbandSearch(Search):
         return self._halvings[place]
 
     def _begin(self) -> list[Action]:
-        """Request targets of the trials that are proposed and whose cycle is admitted.
+        """Request targets of the proposed trials whose cycle has begun.
 
         A resumed search proposes all its trials at once: those of a later cycle wait, so that results are reported in
         the same order as in the interrupted search.
@@ -223,7 +223,7 @@ class _HyperbandSearch(Search):
         return actions
 
     def _advance(self, actions: list[Action]) -> list[Action]:
-        """Open further cycles while too few targets are left of the trials of open ones."""
+        """Begin further cycles while too few targets are open. Return ``actions`` and those of the new cycles."""
         self._requested.update(action.index for action in actions if isinstance(action, Ask))
         while len(self._places) == self._admitted and len(self._requested) < self._ahead.targets:
             self._admitted += self._deal.cycle

@@ -16,7 +16,7 @@ from hpstage.errors.arguments import optional, switch, whole
 
 @dataclass(frozen=True)
 class MedianStopping(EarlyStoppingAlgorithm):
-    """Stops a trial whose best value so far is worse than the median of the others' running averages at that step.
+    """Stops a trial whose best value so far is worse than the median of the other trials' running averages at the step.
 
     Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017, section 3.2.2. Trials are evaluated
     after ``grace`` steps, every ``interval`` steps from there on, and at the end. A trial's running average is the
@@ -24,27 +24,28 @@ class MedianStopping(EarlyStoppingAlgorithm):
     compare with fully trained trials, the *others* are all trials reported at that step before, regardless of their
     outcome.
 
-    *Tree-aware* (the default): trials that share their state at a step, having trained on the same values up to it,
-    are one of the *others* there, and are not compared with each other. The paper's rule treats trials as independent
-    draws; in a discrete space many begin the same, and a state shared by many trials would count many times in the
-    median, and be compared with itself. If all trials are different, the two rules coincide. ``tree_aware=False``
-    gives the paper's rule in any space.
+    *Tree-aware* (the default): trials that share their state at a step, since they were trained with the same values up
+    to it, are one of the *others* there, and are not compared with each other. The paper's rule treats trials as
+    independent draws. In a discrete space many trials begin the same; under that rule, a state shared by many trials
+    would count many times in the median, and be compared with itself. If all trials are different, the two rules
+    coincide. ``tree_aware=False`` gives the paper's rule in any space.
 
     A trial whose value equals the median continues. The median of an even number of averages is the mean of the middle
-    two. The mean of infinite values of both signs is the bad one: a trial that once diverged has the worst running
-    average. The values of trials that fail later still count.
+    two. The mean of infinite values of both signs is the worse infinity: a trial that once diverged has the worst
+    running average. The values of trials that fail later still count.
 
-    Synchronous: results are reported in the order in which they were requested, so that each trial is compared with the
-    same others on any cluster where as many are open at a time, and one seed gives the same search. The price is that a
-    slow trial delays the decisions about the others in the window.
+    Synchronous: results are reported in the order in which they were requested. On any cluster with the same window,
+    each trial is therefore compared with the same others, and one seed gives the same search. The price is that a slow
+    trial delays the decisions about the others in the window.
 
     Args:
         interval: steps between evaluations, each of which may stop the trial.
         grace: steps before the first evaluation.
         min_trials: minimum number of others at a step for a trial to be stopped there.
         window: number of trials open at a time; by default 16, and 4 more for each worker beyond 8 when the search is
-            started, to keep them busy. Workers that join or leave later do not change it, nor does a resumed call
-            with other workers: with whom a trial is compared depends on it. The larger, the fewer these are.
+            started, to keep them busy. Since it decides which others a trial is compared with, it does not change when
+            workers join or leave, nor when a call with other workers resumes the search. The larger the window, the
+            fewer others a trial is compared with.
         tree_aware: whether trials that are the same so far count as one of the others.
     """
 
@@ -99,8 +100,8 @@ class _Level:
             insort(self._ordered, average)
 
     def median_of_others(self, index: int, *, least: int) -> float | None:
-        """Return the median of all states but the trial's own, which must be recorded; ``None`` if fewer than
-        ``least``."""
+        """Return the median of all states except the trial's own, which must be recorded; ``None`` if there are fewer
+        than ``least``."""
         count = len(self._ordered) - 1
         if count < least:
             return None

@@ -16,10 +16,10 @@ class OptunaPruner(EarlyStoppingAlgorithm):
     reported to the Optuna trial under the number of steps trained, and the pruner is called as by
     ``trial.should_prune()``. At the end it is not called: a trial trained to the last step is complete. With
     ``window=1``, the default, this is ``study.optimize`` with an objective that reports these values: the pruner knows
-    the results of all earlier trials. More trials at a time keep more workers busy, and fewer are pruned: of 27 trials,
-    7 instead of 16 with ``window=16`` and a MedianPruner.
+    the results of all earlier trials. A larger window keeps more workers busy, but fewer trials are pruned: of 27, for
+    example, 7 with ``window=16`` and a MedianPruner, instead of 16.
 
-    A value that is NaN is reported, too: most pruners ignore it, a ThresholdPruner prunes. At the end it fails the
+    A NaN value is reported, too: most pruners ignore it, a ThresholdPruner prunes the trial. At the end it fails the
     trial.
 
     The pruner, and so the meaning of its arguments, is set on the study; Optuna's default is MedianPruner.
@@ -29,16 +29,16 @@ class OptunaPruner(EarlyStoppingAlgorithm):
 
     Synchronous: results are reported in the order in which they were requested, so that the pruner sees the same
     results on any cluster, and one seed gives the same search. The price is that a slow trial delays the decisions
-    about the others in the window. A decision that an interrupted call had not reached is made by the call that resumes
-    it, when the pruner may know more: trials may then be stopped that would have continued, unless ``window`` is 1.
+    about the others in the window. If an interrupted call has not made a decision, the call that resumes it does, when
+    the pruner may know more results: unless ``window`` is 1, it may then stop trials that would have continued.
     Optuna's HyperbandPruner assigns trials to brackets by the study's name: it needs a ``study_name`` for reproducible
     decisions.
 
     Args:
         interval: steps between evaluations, each of which may stop the trial.
         grace: steps before the first evaluation.
-        window: number of trials open at a time: set it to the number of workers, to keep them busy. The larger, the
-            fewer results of others the pruner knows when it decides.
+        window: number of trials open at a time: set it to the number of workers, to keep them busy. The larger it is,
+            the fewer results of others the pruner knows when it decides.
     """
 
     interval: int = 1

@@ -1,4 +1,4 @@
-"""What algorithms share: the number of trials that are open at a time, rungs, and tree-awareness."""
+"""Code shared by algorithms: the number of trials that are open at a time, rungs, and tree-awareness."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _LEAST = 16
 """The default window for few workers: enough to merge stages, yet small enough for a sampler to learn from results."""
 
 _EACH, _EACH_ELASTIC = 4, 1
-"""How much each further worker adds to the default window. Open trials share stages, and trials of a synchronous search
-wait until the ones before them have reported. With 3, the makespan of a search that shares much often exceeds its bound
-by 10 %."""
+"""How much each further worker adds to the default window, and to an elastic one. Open trials share stages, and trials
+of a synchronous search wait until the ones before them have reported. With 3 instead of 4, the makespan of a search
+that shares much often exceeds its bound by 10 %."""
 
 MOST = 4096
-"""The largest default."""
+"""Upper bound of the default window."""
 
 
 class Window:
-    """The number of trials or targets that are open at a time: ``given``, else as many as keep the workers busy.
+    """The number of trials or targets that are open at a time: ``given``, or as many as keep the workers busy.
 
     Args:
         elastic: whether the window starts smaller, and grows to at most twice its size while workers are idle.
@@ -52,7 +52,7 @@ class Window:
 
 
 class WindowedSearch(Search):
-    """Keeps as many targets open at a time as a window allows."""
+    """A search that keeps as many targets open at a time as its window allows."""
 
     def __init__(self, window: Window) -> None:
         self._window = window
@@ -83,7 +83,8 @@ class WindowedSearch(Search):
 
 
 class RungAlgorithm(Algorithm):
-    """Compares trials at rungs: at each ``min_steps * reduction_factor**k`` below the last step, and at that."""
+    """An algorithm that compares trials at rungs: at each step ``min_steps * reduction_factor**k`` below the last step,
+    and at the last step."""
 
     min_steps: int
     reduction_factor: int

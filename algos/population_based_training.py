@@ -17,41 +17,42 @@ from hpstage.algos.rounds import RoundSearch
 from hpstage.errors import UsageError
 from hpstage.errors.arguments import number, several, whole
 
-# How often parameters are drawn again that the space rejects, before those of the donor are kept.
+# How often parameters that the space rejects are drawn again before the donor's parameters are kept.
 _REDRAWS = 10
 
 
 @dataclass(frozen=True)
 class PopulationBasedTraining(Algorithm):
-    """Trains a population side by side; every few steps the worst continue the best with perturbed hyperparameters.
+    """Trains a population side by side; every few steps, forks of the best trials with other hyperparameters replace
+    the worst.
 
     Jaderberg et al., "Population Based Training of Neural Networks", arXiv 1711.09846, Algorithm 1, with the
     *exploit* and *explore* of section 4.1.1: truncation selection, perturbing and resampling.
 
     ``n_trials`` trials are the population. Every ``interval`` steps, when all have reported, the worst ``quantile`` of
     them are pruned. Each is replaced by a new trial, in addition to ``n_trials``: a fork of a *donor* drawn from the
-    best ``quantile``, which equals the donor up to that step and has explored parameters from there on. So a member is
-    an ordinary trial whose schedules contain the whole history of its line, and the best one can be retrained, with
-    the same result, from its schedules alone. At the last step the population is complete.
+    best ``quantile``, which equals the donor up to that step and has explored parameters from there on. A member is
+    therefore an ordinary trial whose schedules contain the history of all its donors, and the best one can be
+    retrained, with the same result, from its schedules alone. At the last step the population is complete.
 
     A quantile is rounded up, and is at most half of the population. Equal values are ranked in the order of the
-    trials. A failed member counts as worse than all others and is replaced at the next round, even if more failed
-    than the quantile has; if all have failed, the search is over.
+    trials. A failed member counts as worse than all others and is replaced at the next round, even if more members
+    failed than are in the quantile; if all have failed, the search is over.
 
     Exploring resamples a parameter from its distribution, or multiplies it by one of the factors and clips it to its
     range. Integers and values with steps move by at least one step, a choice among numbers to the next larger or
     smaller one; other choices change only when resampled. Exploring a parameter that acts only before the fork has no
-    effect. A range that depends on other parameters is that of the fork. If the space rejects the explored parameters
-    (``raise optuna.TrialPruned``), they are explored again, up to ten times; then the donor's are kept.
+    effect. If a range depends on other parameters, the range in the fork applies. If the space rejects the explored
+    parameters (``raise optuna.TrialPruned``), they are explored again, up to ten times; then the donor's are kept.
 
-    Synchronous, as in Ray Tune with ``synch=True``: in the paper each member, when ready, is compared with the last
-    reports of the others. Here a round is decided when all its members have reported, so that one seed gives the
-    same search on any cluster, at the price that a round takes as long as its slowest member. Random draws depend
-    only on the seed, the round and the member's place.
+    Synchronous, as in Ray Tune with ``synch=True``: a round is decided when all its members have reported, so that one
+    seed gives the same search on any cluster, at the price that a round takes as long as its slowest member. (In the
+    paper, each member is compared with the last reports of the others as soon as it is ready.) Random draws depend only
+    on the seed, the round and the member's place.
 
     Args:
         interval: steps between rounds (the paper's *ready*; Ray's ``perturbation_interval``).
-        quantile: the share that is replaced, and the share of the donors; above 0, at most 0.5 (Ray's
+        quantile: the share of members that are replaced, and the share that are donors; above 0, at most 0.5 (Ray's
             ``quantile_fraction``). The default is the paper's; Ray's is 0.25.
         perturbation_factors: the factors for a value, equally likely. The default is the paper's and Ray's.
         resample_probability: the probability that a parameter is resampled instead. The default is Ray's.
@@ -143,7 +144,7 @@ class _PopulationSearch(RoundSearch):
     def _select(self, reported: dict[int, float]) -> tuple[list[int], set[int]]:
         """Select by truncation: return the donors, and the reported members to be replaced."""
         size = len(self._members)
-        # The quantile in decimal: as a product of floats, 7 % of 100 is more than 7.
+        # Computed in decimal: as a product of floats, 7 % of 100 is more than 7.
         count = min(math.ceil(Fraction(str(self._algorithm.quantile)) * size), size // 2)
         ranked = sorted(reported, key=lambda index: (self._sign * reported[index], index))
         failed = size - len(ranked)

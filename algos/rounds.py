@@ -1,4 +1,4 @@
-"""Rounds: what becomes of trials is decided when all of them have reported."""
+"""Searches in rounds: the trials that continue are chosen when all trials of a round have reported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hpstage.algorithm import Action, Ask, Search
 
 
 class RoundSearch(Search):
-    """Trains ``n_trials`` trials side by side, and decides once none of them has an open target."""
+    """A search that trains ``n_trials`` trials side by side, and decides once none of them has an open target."""
 
     def __init__(self, n_trials: int, *, maximize: bool) -> None:
         self._n_trials = n_trials
@@ -54,4 +54,4 @@ class RoundSearch(Search):
 
     @abstractmethod
     def _round_over(self, reported: dict[int, float]) -> list[Action]:
-        """Return what follows from the values of a round, by trial."""
+        """Decide a round: return the actions that follow from its values, which are by trial."""

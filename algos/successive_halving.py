@@ -21,14 +21,14 @@ class SuccessiveHalving(RungAlgorithm):
     values are ranked in the order of the trials. Trials that fail leave their rung; the number of promotions is
     computed from the trials proposed, and is at least one.
 
-    *Tree-aware* (the default): trials that share their state at a rung, having trained on the same values up to it,
-    are one *candidate* there. Candidates are ranked and counted instead of trials, and a candidate is promoted with all
-    of its trials, which do not differ yet. The paper's rule treats trials as independent draws; in a discrete space
-    many begin the same and tie, and the places of a rung fill with copies of one state, chosen only by their numbers.
-    So more trials may continue than in the paper, which costs little where they share their training, and a later
-    rung counts the candidates into which the promoted ones have parted; places left empty by failures on one rung
-    are counted on the next. If all trials are different, the two rules coincide. ``tree_aware=False`` gives the
-    paper's algorithm in any space.
+    *Tree-aware* (the default): trials that share their state at a rung, since they were trained with the same values up
+    to it, are one *candidate* there. Candidates are ranked and counted instead of trials, and a candidate is promoted
+    with all of its trials, which do not differ yet. The paper's rule treats trials as independent draws. In a discrete
+    space many trials begin the same and tie; under that rule, copies of one state, chosen only by their numbers, would
+    fill the places of a rung. Tree-aware, more trials may continue than in the paper, which costs little while they
+    share their training. The next rung counts the candidates into which the promoted ones have diverged by then; places
+    left empty by failures on one rung are added to those on the next. If all trials are different, the two rules
+    coincide. ``tree_aware=False`` gives the paper's algorithm in any space.
 
     Args:
         min_steps: steps before the first decision.
@@ -57,7 +57,8 @@ class SuccessiveHalving(RungAlgorithm):
 
 
 class HalvingSearch(RoundSearch):
-    """One halving of ``n_trials`` trials with any indices, by the candidates that ``trials`` distinguishes."""
+    """One successive halving of ``n_trials`` trials, of any indices, in terms of the candidates that ``trials``
+    distinguishes."""
 
     def __init__(self, rungs: list[int], factor: int, n_trials: int, trials: Trials, *, maximize: bool) -> None:
         super().__init__(n_trials, maximize=maximize)
