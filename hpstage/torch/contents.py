@@ -1,4 +1,4 @@
-"""The identity of the data, as far as it can be seen: a string for the key, and a remark for the user."""
+"""The identity of the data, as far as their content can be read: a text for the key, and a remark for the user."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from hpstage.training.identity.walk import Walk
 from hpstage.training.randomness import Purpose, rekey
 
 SAMPLED = 64
-"""Number of samples to inspect. The same in every process: it must not depend on how fast that is."""
+"""Number of samples to inspect. A constant: slow and fast processes must inspect the same samples."""
 
 
 DRAWS = "samples draw by seed and position"
-"""Part of keys, since it was otherwise before."""
+"""Part of the keys of data whose samples draw random numbers, since older versions of hpstage drew them differently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The part of the data that was seen.
+    """The identity of data.
 
     Attributes:
         text: goes into the key; equal for equal data.
-        remark: what the identity of the data is based on.
-        warning: that this is little, and what to do; ``None`` if it is enough.
-        files: absolute paths of the files that count.
-        whole: whether all of the data count.
+        remark: what the identity is based on.
+        warning: a warning that it is based on too little, with the remedy; ``None`` if it is not.
+        files: absolute paths of the files that are part of the identity.
+        whole: whether all of the data are part of the identity.
     """
 
     text: str
@@ -49,7 +49,7 @@ class Contents:
 
 
 class NoValues(Mapping[str, Scalar]):
-    """Replaces the hyperparameters where there are none: reading them raises an error that says ``why``."""
+    """Replaces the hyperparameters where none have a value: reading one raises an error with the reason ``why``."""
 
     def __init__(self, owner: str, why: str) -> None:
         self._owner = owner
@@ -72,16 +72,17 @@ class NoValues(Mapping[str, Scalar]):
 
 
 Undone = Callable[[], AbstractContextManager[None]]
-"""Makes a context that restores on exit what is changed within."""
+"""A function that returns a context: on exit, everything that was changed within it is restored."""
 
 
 def undone_in(world: World, owner: object, more: Callable[[], Roots] = tuple) -> Undone:
-    """Return what restores all that inspecting data changes (a counter, a generator, a cache): training begins as after
-    ``dataset()``, whether or not a ``data_version`` makes inspecting unnecessary.
+    """Return a function that returns a context in which to inspect data. On exit, everything that inspecting changed (a
+    counter, a generator, a cache) is restored. So training begins with the data as ``dataset()`` left them, whether or
+    not they were inspected (with a ``data_version``, they are not).
 
     Args:
-        owner: the trainable, to name it.
-        more: returns further roots of what may change.
+        owner: the trainable, which errors name.
+        more: returns further roots, from which all objects that inspecting may change are found.
     """
     name = type(owner).__name__
     remedy = f"set data_version on {name}, so that they are not looked at, and change it with the data"
@@ -91,20 +92,20 @@ def undone_in(world: World, owner: object, more: Callable[[], Roots] = tuple) ->
 def contents_of(
     data: Batches | StreamBatches, made: Mapping[str, object], *, owner: object, undone: Undone
 ) -> Contents:
-    """Describe the content of a data set, and what else decides batches.
+    """Return the identity of a data set, and of everything else that decides batches.
 
-    All bytes of tensors and arrays count, files that its attributes name, and its other attributes by value. If a data
-    set of the user's own creates samples on request, 64 of them count.
+    It covers the data set's attributes by value, with the content of tensors, of arrays, and of files that they name
+    (parts of large ones). If the user's data set creates samples on request, :data:`SAMPLED` samples are covered, too.
 
     Args:
-        data: its batches.
+        data: the batches of the data set.
         made: the attributes of the trainable that ``dataset()`` has set; usually the data it is evaluated on.
-        owner: the trainable, which counts separately.
+        owner: the trainable, which is not covered: it has another part of the key.
         undone: see :func:`undone_in`.
 
     Raises:
-        UsageError: samples must be inspected, but have no digest.
-        StateError: inspecting them changes what cannot be put back.
+        UsageError: samples must be inspected, but cannot be hashed.
+        StateError: inspecting samples changes an object that cannot be restored.
     """
     name, dataset = type(owner).__name__, data.dataset
     stream = data if isinstance(data, StreamBatches) else None  # of unknown length
@@ -119,7 +120,7 @@ def contents_of(
     computed = not holds(dataset) or bool(walk.values.undigested)
     samples: list[Any] = []
     if computed:
-        with undone():  # samples may be views of what is put back
+        with undone():  # on exit, the memory of samples that are views is restored: hash them before
             samples = stream.first(SAMPLED) if stream is not None else _samples(dataset, min(SAMPLED, len(dataset)))
             texts.append(f"samples {_digest(samples)}")
     seen = []
@@ -145,11 +146,11 @@ def contents_of(
         besides = "" if seen else ", and no data that evaluate() uses were seen"
         warning = (
             f"{name}: whether the data are the same as in another run is decided by only {len(samples)} of {many}, "
-            f"since {type(dataset).__name__} makes them on request{besides}. State data_version on "
-            f"{name}, and change it with the data"
+            f"since {type(dataset).__name__} makes them on request{besides}. Set data_version on {name}, and change it "
+            f"with the data"
         )
     text = "\n".join(texts)
-    # A stated version replaces the code of the data set, too.
+    # A `version` that the user states replaces the digest of the data set's code, too.
     stated = getattr(owner, "version", None) is not None
     return Contents(
         f"{length or many} x {hashed(walk.named(text)) if stated else walk.digest(text)}",
@@ -176,7 +177,7 @@ def _digest(samples: list[Any]) -> str:
         text = Walk().values.exact(samples)
         if text is None:
             raise UsageError(
-                f"a sample of the data set cannot be hashed ({error}): set data_version to a name that you change "
+                f"a sample of the data set cannot be hashed ({error}). Set data_version to a name that you change "
                 "when the data change"
             ) from None
         return text

@@ -22,12 +22,13 @@ logger = logging.getLogger("hpstage")
 
 
 class Batches(PlainBatches):
-    """Fetches batches on a device, in this process or from those that load ahead, with the same bits.
+    """The batches of a map-style data set, on a device. Whether this process makes them or others load ahead does not
+    show in the bits.
 
     Args:
-        source: where they come from. With torch's ``default_collate``, TensorDatasets and Subsets of them are indexed
-            at once in this process, with the same result.
-        device: where tensors of the batch are moved to; ``None``: they stay where they are.
+        source: the data set and its settings. With torch's ``default_collate``, this process makes a batch of a
+            TensorDataset, or of a Subset of one, by indexing its tensors once, with the same result.
+        device: the device that tensors of the batch are moved to; ``None``: they stay where they are.
     """
 
     def __init__(self, source: Source, device: torch.device | None) -> None:
@@ -48,9 +49,9 @@ class Batches(PlainBatches):
         self._warned = False
 
     def take(self, seed: int, position: int, count: int, size: int | None = None) -> Any:
-        """Return the batch of ``count`` samples from ``position`` (samples consumed so far).
+        """Return the batch of ``count`` samples from ``position`` (the number of samples consumed before).
 
-        Leaves the global generators as they were. The next batch is expected to follow, of the same ``size``.
+        The global generators stay as they were. Processes load ahead the batches that follow, of size ``size``.
         """
         if self._tensors is not None:
             chosen = torch.from_numpy(self._order.take(seed, position, count))
@@ -67,7 +68,8 @@ class Batches(PlainBatches):
         return moved(batch, self._device)
 
     def of_step(self, seed: int, position: int, size: int, *, by_epoch: bool) -> Iterator[tuple[Any, int]]:
-        """Yield the batches of a step with the number of samples consumed after each: one, or the rest of an epoch."""
+        """Yield the batches of a step (one batch, or the rest of the epoch), each with the number of samples consumed
+        after it."""
         self._refuse_outdated()
         end = self.cut.end_of_epoch(position)
         while True:
@@ -84,9 +86,9 @@ class Batches(PlainBatches):
     def _refuse_outdated(self, *, within: bool = False) -> None:
         if (name := self.source.outdated(within=within)) is not None:
             raise StateError(
-                f"training has given {name} another value, which has no effect: hpstage read it when the data were "
-                f"opened, but a fork would open them with the new value. Change a tensor in place, keep the old "
-                f"value, or in a training function make a new DataLoader for each epoch"
+                f"training has given {name} another value, which has no effect: hpstage read {name} when the data were "
+                f"opened, but a fork would open them with the new value. Keep the old value, or change a tensor in "
+                f"place; a training function can also make a new DataLoader for each epoch"
             )
 
     def see_size(self, size: int) -> None:
@@ -128,13 +130,13 @@ def _may_start_processes() -> bool:
 
 
 def _overridden(kind: type) -> list[str]:
-    """Return what a subclass of DataLoader overrides, except how it is constructed, which decides nothing later."""
+    """Return the names that a subclass of DataLoader overrides, except ``__init__``, which decides no batch."""
     added = {name for base in kind.__mro__[: kind.__mro__.index(DataLoader)] for name in vars(base)}
     return sorted(added.intersection(dir(DataLoader)) - vars(_OverridesNothing).keys() - {"__init__"})
 
 
 class _OverridesNothing(DataLoader[Any]):
-    """What Python sets in each class is in this one."""
+    """A class with the names that Python defines in every class, and no others."""
 
     annotated: int
 
@@ -148,10 +150,18 @@ def batches_of(
     by_epoch: bool = False,
     who: str = "dataset()",
 ) -> Batches | StreamBatches:
-    """Return the batches of a data set, of a DataLoader or of a stream; see :class:`Batches` for the arguments.
+    """Return the batches of a data set, a DataLoader or a stream.
+
+    Args:
+        data: the data set, DataLoader or stream.
+        collate: makes a batch from samples; ``None`` for torch's ``default_collate``.
+        device: see :class:`Batches`.
+        workers: the processes that load ahead, unless a DataLoader states them.
+        by_epoch: whether the last batch of an epoch may be short, unless a DataLoader decides it.
+        who: what returned ``data``, for errors.
 
     Raises:
-        UsageError: they cannot be addressed by their position, or a setting cannot be taken over.
+        UsageError: batches cannot be addressed by their position, or a setting of the DataLoader is not supported.
     """
     if isinstance(data, DataLoader):
         if (overridden := _overridden(type(data))) and not type(data).__module__.startswith("torchdata."):

@@ -1,4 +1,4 @@
-"""Describing and pinning what decides bits in the torch environment."""
+"""The settings of the torch environment that decide bits: they are described for keys, and pinned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from hpstage.errors import UsageError
 from hpstage.training.identity import accelerators, settings
 
-# How a step is computed. Another way (compiled, fused siblings) gives other bits and needs another name.
+# Names how a step is computed. Other methods (compiled, fused siblings) give other bits and need other names.
 NUMERICS = "eager-v1"
 
 
@@ -51,7 +51,8 @@ def pin() -> None:
 def warm_up() -> None:
     """Import what torch would import when the first optimizer is created (its compiler: most of a second).
 
-    Workers are opened side by side: during the first stage, this would delay all others, and be charged to it.
+    Call it when a worker is opened, since workers are opened concurrently. During the first stage, the import would
+    delay all other stages, and count as training time.
     """
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
 
@@ -69,8 +70,8 @@ def give_memory_back(device: torch.device) -> None:
 
 
 def use_deterministic_algorithms() -> None:
-    """Make GPUs deterministic: some kernels add in arbitrary order. torch raises if it has no deterministic one."""
-    # Read with the first product of matrices: training processes are started with it.
+    """Select deterministic GPU kernels, since others add in arbitrary order. torch raises if it has none."""
+    # cuBLAS reads it at the first product of matrices. Training processes are started with it.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     # Reading uninitialized memory would be the user's bug; filling all of it would slow down every step.

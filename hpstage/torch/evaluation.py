@@ -1,4 +1,4 @@
-"""Evaluation of a model: in evaluation mode, without gradients, and on tensors of the CPU as well."""
+"""Evaluation of a model: in evaluation mode, without gradients, and with tensors on the CPU as inputs as well."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _CPU = torch.device("cpu")
 def evaluating(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
     """Put a model on ``device`` into evaluation mode; every module's own mode is restored at the end.
 
-    Whoever writes ``model(self.test_x)`` on a machine without a GPU has tensors on the CPU there. The model takes them
-    on any device, and what it returns is then on the CPU, too. That holds for calls of the model itself, not of its
-    methods and parts, and for tensors in tuples, lists and dicts.
+    Code such as ``model(self.test_x)``, written on a machine without a GPU, passes tensors on the CPU. They are moved
+    to ``device``, and if all inputs were on the CPU, outputs are moved back. This concerns calls of the model itself,
+    not of its methods and submodules, and tensors in tuples, lists and dicts, too.
     """
     modes = [(module, module.training) for module in model.modules()]
     # A ScriptModule has no such hooks.
@@ -30,8 +30,10 @@ def evaluating(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
             yield
     except RuntimeError as error:
         if "device" in str(error) or "cuda" in str(error).lower():
-            move = "move there what evaluate() gives it or compares with its results"
-            error.add_note(f"The model is on {device}: {move}.")
+            error.add_note(
+                f"The model is on {device}. Move the tensors there that evaluate() passes to it or compares with its "
+                f"results."
+            )
         raise
     finally:
         for module, training in modes:

@@ -26,11 +26,14 @@ class Follower:
     """Updates an optimizer's param groups to the present values.
 
     Args:
-        optimizer: as just built by the user under ``hp``.
+        optimizer: the optimizer as the user has just built it under ``hp``.
         hp: the values at step 0.
         values: returns the values of a group's fields under ``hp``. With the default, :func:`group_values`, the groups
-            must have been built with these values. Raises :class:`UsageError` if one was not: it is unknown whether a
-            group built with ``0.1 * lr``, or without weight decay, should keep that.
+            must have been built with these values: it is unknown whether a group built with ``0.1 * lr``, or without
+            weight decay, should keep that.
+
+    Raises:
+        UsageError: with the default, a group was built with another value.
     """
 
     def __init__(
@@ -55,15 +58,15 @@ class Follower:
                 raise UsageError(
                     f"param group {index} of {type(self._optimizer).__name__} was {made} with {name}="
                     f"{plain(group[name])!r}, but the hyperparameter {name!r} is {value!r} {when}, and the group "
-                    f"would follow it: make the group with that value, or (TorchTrainable) override group_values(), "
-                    f"or give the hyperparameter a name of its own"
+                    f"would follow it. Make the group with that value, or (TorchTrainable) override group_values(), "
+                    f"or give the hyperparameter another name"
                 )
 
     def apply(self, hp: Mapping[str, Scalar]) -> None:
-        """Set the groups' fields, which nothing else may have changed since. Cheap if they stay the same."""
+        """Set the groups' fields, after :meth:`check`. Cheap if their values stay the same."""
         self.check()
         groups = self._optimizer.param_groups
-        # Others' values may depend on more than these.
+        # With other `values`, fields may depend on more than `hp`.
         if self._plain and hp == self._applied and len(groups) == len(self._followed):
             return
         self._applied = dict(hp)
@@ -76,15 +79,19 @@ class Follower:
             self._followed.append((group, fields))
 
     def check(self) -> None:
-        """Raise :class:`StateError` if something else changed a field that follows a schedule, and :class:`UsageError`
-        if a group was added with other values than it is to follow: its values at the next step would then depend on
-        where training was cut."""
+        """Check that param groups have the values of the last :meth:`apply`. Otherwise their values at the next step
+        would depend on where training was cut.
+
+        Raises:
+            StateError: something else changed a field that follows a schedule.
+            UsageError: a group was added with a value that differs from its schedule's.
+        """
         if self._applied is None:
             return
         known = {id(group): fields for group, fields in self._followed}
         for index, group in enumerate(self._optimizer.param_groups):
             if id(group) not in known:
-                if index >= len(self._followed):  # else load_state_dict() has put it there: it follows as before
+                if index >= len(self._followed):  # else load_state_dict() of the optimizer replaced a group
                     self._agrees(index, group, self._applied, "added", "in this step")
                 continue
             for name, value, version in known[id(group)]:
@@ -94,9 +101,9 @@ class Follower:
                 if not agree(found, value) or _version(found) != version:
                     raise StateError(
                         f"{name} of param group {index} follows the hyperparameter of that name and was "
-                        f"{plain(value)!r} in this step, but something else (a learning rate scheduler?) has made it "
-                        f"{plain(found)!r}: let one of them decide. Give the hyperparameter a name of its own, "
-                        f"override group_values(), or put the whole course into the trial's schedule"
+                        f"{plain(value)!r} in this step, but something else (a learning rate scheduler?) has set it to "
+                        f"{plain(found)!r}. Let only one of them set it: give the hyperparameter another name, "
+                        f"override group_values(), or put all changes into the trial's schedule"
                     )
 
     def forget(self) -> None:

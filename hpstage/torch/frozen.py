@@ -1,7 +1,7 @@
 """Frozen tensors of a model: they share memory with their copies, and with equal models in this process, until one of
 them is written to.
 
-Whether anything writes to it later need not be known, and changes no value: see :mod:`hpstage.checkpoints.lazy_copies`.
+A later write changes no other tensor, so it need not be foreseen: see :mod:`hpstage.checkpoints.lazy_copies`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def frozen_shares(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[float, float]:
-    """Return the share of a model's weights that are not trained, and of those of them that come before the first
-    trained one, in the order of its modules, which is mostly that in which they are applied. Those of embeddings, which
-    are looked up, and vectors do not count."""
+    """Return two shares of a model's weights: the frozen ones, and the frozen ones before the first trained one.
+
+    The order is that of the model's modules, in which they are mostly applied. Weights of embeddings, which are looked
+    up, and vectors do not count.
+    """
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
     kept = {id(tensor) for _, tensor in frozen_tensors(model, optimizer)}
     weights = [
@@ -64,14 +66,15 @@ def share(tensor: Tensor, *others: Tensor) -> None:
 
 @contextmanager
 def sharing_with(others: Iterable[Tensor], may: Callable[[Tensor], bool]) -> Iterator[None]:
-    """While a model is made, let its parameters have the memory of equal tensors of others, so that never more than a
-    layer of it is there twice.
+    """Return a context in which to make a model: its parameters share memory with equal tensors among ``others``. At
+    most one layer at a time is in memory twice.
 
-    Whether a parameter is equal to another is seen when the next module registers one: by then, its own module has
-    filled it. What changes it later copies it first.
+    A parameter is compared when the next module registers a parameter: by then, its own module has filled it. A later
+    write to the parameter copies it first.
 
     Args:
-        may: whether a parameter may be shared at all.
+        others: tensors of models in this process.
+        may: returns whether a parameter may be shared at all.
     """
     known: dict[object, list[Tensor]] = defaultdict(list)
     for other in others:

@@ -1,10 +1,9 @@
-"""The total number of steps that a trainer's code may read: one rule for the libraries' trainers, Lightning's and
-Hugging Face's.
+"""The total number of steps as the code of a Lightning or Hugging Face trainer reads it.
 
-What their arguments state (``max_steps``, ``max_epochs``, ``num_train_epochs``) is what code gets that reads it,
-schedulers above all, as under that trainer alone. It is in the workload's key as all arguments are, and trials end
-there at the latest. Where the arguments state nothing, there is no answer, since trials of different lengths share
-their steps: code that reads it is refused by name.
+If the trainer's arguments state it (``max_steps``, ``max_epochs``, ``num_train_epochs``), code that reads it, such as a
+scheduler, gets that number, as without hpstage. Like all arguments it is part of the workload's key, and trials end
+there at the latest. If the arguments do not state it, code that reads it is refused by name: trials of different
+lengths share their steps, so that no number is right for all of them.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ class Horizon:
     """The end of training that a trainer's arguments state.
 
     Attributes:
-        trainer: whose arguments these are, as users call it.
-        stated: the arguments.
-        steps: where training ends, in steps of trials.
-        sizes: whether a scheduler, or other code of the user's, goes by it.
+        trainer: the class that has the arguments, as users call it.
+        stated: names and values of the arguments that state the end.
+        steps: number of steps of a trial until the end.
+        sizes: whether a scheduler, or other code of the user, depends on the end.
     """
 
     trainer: str
@@ -37,14 +36,14 @@ class Horizon:
 
 
 def limits(trainer: str, stated: Mapping[str, Any]) -> str:
-    """Describe a trainer by what its arguments state."""
+    """Describe a trainer by the arguments that state its end."""
     return f"{trainer}({', '.join(f'{name}={value}' for name, value in stated.items())})"
 
 
 def no_end(name: str, remedy: str) -> UsageError:
     """Return the error for code that reads the attribute ``name`` of a trainer whose arguments state no end."""
     return UsageError(
-        f"your code reads trainer.{name}, but no argument of this trainer states its length. State it, {remedy}, or "
-        f"let the space describe how the rate changes (s.onecycle, s.cosine, s.linear), so that trials of all lengths "
-        f"share their steps"
+        f"your code reads trainer.{name}, but no argument of this trainer states the length of training. State it, "
+        f"{remedy}, or let the space describe how the rate changes (s.onecycle, s.cosine, s.linear), so that trials of "
+        f"all lengths share their steps"
     )

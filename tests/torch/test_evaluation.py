@@ -57,7 +57,7 @@ def test_a_call_that_fails_leaves_the_next_ones_right_and_the_remedy_is_named() 
         with pytest.raises(RuntimeError) as caught, evaluating(model, CUDA):
             x + model(x.to(CUDA), scale=scale)["logits"].sum(1, keepdim=True)
     assert caught.value.__notes__ == [
-        "The model is on cuda:0: move there what evaluate() gives it or compares with its results."
+        "The model is on cuda:0. Move the tensors there that evaluate() passes to it or compares with its results."
     ]
 
 
