@@ -143,11 +143,11 @@ def doubled(samples: list[Any]) -> Any:
     ("loader", "message"),
     [
         (lambda: DataLoader(NUMBERS, 4, sampler=Own()), "sampler is a Own"),
-        (lambda: DataLoader(NUMBERS, 4, sampler=DistributedSampler(NUMBERS, 2, 0)), "nothing to distribute"),
-        (lambda: DataLoader(NUMBERS, batch_sampler=[[0, 1], [2]]), "batch_sampler of its own, a list"),
+        (lambda: DataLoader(NUMBERS, 4, sampler=DistributedSampler(NUMBERS, 2, 0)), "need not be distributed"),
+        (lambda: DataLoader(NUMBERS, batch_sampler=[[0, 1], [2]]), "has its own batch_sampler, a list"),
         (
             lambda: DataLoader(NUMBERS, batch_sampler=BatchSampler(SequentialSampler(NUMBERS), 4, False)),
-            "batch_sampler of its own",
+            "has its own batch_sampler",
         ),
         (lambda: DataLoader(NUMBERS, batch_size=None), "batch_size=None"),
         (lambda: OwnLoader(NUMBERS, 4), r"subclass of DataLoader.* overrides __iter__\. Return"),

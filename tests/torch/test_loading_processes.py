@@ -77,7 +77,7 @@ class Dying(Augmented):
 
 def test_processes_that_die_repeatedly_are_an_error_that_says_how() -> None:
     trainable = fresh(Given(Dying()))
-    with pytest.raises(TrainingError, match=r"3 times in a row .* samples 0 to 7 .* left with exit status 7"):
+    with pytest.raises(TrainingError, match=r"3 times in a row .* positions 0 to 7: one left with exit status 7"):
         trainable.train(0, hp_at(0))
     trainable.close()  # type: ignore[attr-defined]
 
@@ -166,7 +166,7 @@ class Curriculum(Given):
 
 def test_changes_of_training_that_processes_do_not_see_are_refused_by_name() -> None:
     trainable = advance(fresh(Curriculum(Harder())), 0, 2)
-    with pytest.raises(StateError, match=r"training has changed dataset\.strength, which the processes"):
+    with pytest.raises(StateError, match=r"training has changed dataset\.strength, but the processes"):
         trainable.state_dict()
     trainable.close()  # type: ignore[attr-defined]
     advance(fresh(with_workers(Curriculum(Harder()), 0)), 0, 2).state_dict()
@@ -191,7 +191,7 @@ def test_functions_refuse_such_changes_in_forks_too() -> None:
     trainable.load_state_dict(state)
     advance(trainable, 1, 2).state_dict()
     trainable.train(2, hp_at(2))
-    with pytest.raises(StateError, match=r"training has changed dataset\.strength, which the processes"):
+    with pytest.raises(StateError, match=r"training has changed dataset\.strength, but the processes"):
         trainable.state_dict()
     trainable.close()  # type: ignore[attr-defined]
 
@@ -300,7 +300,7 @@ def test_processes_end_with_a_trainable_that_nobody_closed() -> None:
 
 def test_a_timeout_of_the_loader_is_an_error() -> None:
     trainable = fresh(with_workers(Hanging(timeout=1), 1))
-    with pytest.raises(TrainingError, match="no batch came in 1 s"):
+    with pytest.raises(TrainingError, match="no batch was loaded in 1 s"):
         trainable.train(0, hp_at(0))
     trainable.close()  # type: ignore[attr-defined]
 

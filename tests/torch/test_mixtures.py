@@ -93,7 +93,7 @@ def test_weights_that_are_none_are_refused_by_name(changed: dict[str, Any], mess
 def test_a_loader_whose_order_a_mixture_would_decide_is_refused() -> None:
     with pytest.raises(UsageError, match="a Mixture, whose weights decide the order; give the DataLoader shuffle=True"):
         batches_of(DataLoader(Mixture(numbers()), batch_size=4), None, None)
-    with pytest.raises(UsageError, match="is a Subset of a Mixture, whose weights would count for nothing"):
+    with pytest.raises(UsageError, match="is a Subset of a Mixture, whose weights would have no effect"):
         batches_of(Subset(Mixture(numbers()), [1, 2]), None, None)
     with pytest.raises(UsageError, match="no source"):
         Mixture({})

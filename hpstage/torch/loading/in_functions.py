@@ -22,7 +22,8 @@ _KEPT = "batches"
 
 
 class Loader:
-    """The batches of a function, kept from one call of it to the next, with the processes that load them."""
+    """The batches of a training function, and the processes that load them, kept from one call of the function to the
+    next."""
 
     def __init__(self, batches: Batches | StreamBatches, initial: dict[str, Scalar], batch_size: int | None) -> None:
         self.batches = batches
@@ -31,9 +32,10 @@ class Loader:
         self.check, self.close, self.position = batches.check, batches.close, batches.position
 
     def take_over(self, before: Loader, *, same_call: bool) -> None:
-        """Continue with the processes of an earlier loader, if they load the same, or where an earlier stream stands.
+        """Replace an earlier loader: continue with its processes if they load the same samples, or at the position of
+        its stream.
 
-        ``same_call`` is whether it was opened by the same call of the function.
+        ``same_call``: whether the same call of the function opened both loaders.
         """
         new, old = self.batches, before.batches
         if isinstance(new, Batches) and isinstance(old, Batches) and new.processes and old.processes:
@@ -49,8 +51,8 @@ class Loader:
         size = run.hp.get("batch_size", self.batch_size)
         if type(size) is not int or size < 1:
             raise UsageError(
-                f"run.batches(): the batch size is {size!r}; give a hyperparameter 'batch_size', batch_size=..., or a "
-                f"DataLoader with one, that is a whole number of at least 1"
+                f"run.batches(): the batch size is {size!r}; it must be a whole number of at least 1. Give a "
+                f"hyperparameter 'batch_size', batch_size=..., or a DataLoader with a batch size"
             )
         return size
 
@@ -70,7 +72,7 @@ class Loader:
 
 
 def _same_objects(new: Source, old: Source) -> bool:
-    """Return whether two sources load the same samples, since they are of the same objects."""
+    """Return whether two sources surely load the same samples: they consist of the same objects and settings."""
     return (
         new.dataset is old.dataset
         and new.collate is old.collate
@@ -92,7 +94,7 @@ class StepBatches(Steps):
         first = not self._begun
         super().__next__()
         if self._error is not None:
-            raise self._error  # no step follows one that failed
+            raise self._error  # no step follows a failed step
         try:
             if first:
                 self._loader.begin(self._run)
@@ -103,7 +105,7 @@ class StepBatches(Steps):
 
 
 class EpochBatches(Iterator[Any]):
-    """The batches of one epoch. Helpers that are given it in place of its DataLoader find what they read of one."""
+    """The batches of one epoch. It has the attributes of a DataLoader that the user's helper functions may read."""
 
     def __init__(self, run: Run, loader: Loader, data: Any) -> None:
         self._run, self._loader, self._data = run, loader, data
@@ -128,13 +130,14 @@ class EpochBatches(Iterator[Any]):
 
 
 def batches_of(loaders: dict[str, Any], run: Run, data: Any, batch_size: int | None, num_workers: int) -> Iterator[Any]:
-    """Return the batches of :meth:`hpstage.Run.batches`, and keep in ``loaders`` what the next call may reuse."""
+    """Return the batches of :meth:`hpstage.Run.batches`. Their loader is kept in ``loaders``, so that the next call may
+    reuse it."""
     if isinstance(data, DataLoader) and num_workers:
         raise UsageError("run.batches(loader, num_workers=...): a DataLoader states its num_workers itself")
     loader: Loader | None = loaders.get(_KEPT)
     batches = None if loader is None else loader.batches
     outdated = isinstance(batches, Batches) and run._looping and batches.source.outdated(within=True) is not None
-    if loader is None or run._given is not data or outdated:  # as a fork opens it
+    if loader is None or run._given is not data or outdated:  # a fork would open the data as they are now
         loader = loaders[_KEPT] = _opened(run, data, batch_size, num_workers, loader)
     return EpochBatches(run, loader, data) if run._looping else StepBatches(run, loader)
 
@@ -147,7 +150,7 @@ def _opened(run: Run, data: Any, batch_size: int | None, num_workers: int, befor
         if run._population not in (None, population):
             raise UsageError(
                 f"run.batches() was given data with {run._population} samples in an epoch before, and with "
-                f"{population} now: a run takes its batches from one data set, since it has one position"
+                f"{population} now. A run has one position in its data: give it batches of only one data set"
             )
         run._population = population
     loader = Loader(batches, dict(run._initial), batch_size if batch_size is not None else batches.batch_size)
@@ -158,7 +161,8 @@ def _opened(run: Run, data: Any, batch_size: int | None, num_workers: int, befor
 
 
 def _epoch(run: Run, loader: Loader) -> Iterator[Any]:
-    """Yield the batches of one epoch. One that was left before its end is not continued, as with a DataLoader."""
+    """Yield the batches of the next epoch. As with a DataLoader, an epoch that the user left before its end is not
+    continued."""
     loader.begin(run)
     if run._population is not None:
         run._samples += -run._samples % run._population

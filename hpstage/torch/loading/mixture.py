@@ -1,4 +1,4 @@
-"""Mixtures of data sets: the weight of each is a hyperparameter, and its schedule decides what is sampled."""
+"""Mixtures of data sets: the weight of each is a hyperparameter, whose schedule decides how often it is sampled."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ class Mixture(ConcatDataset[Any]):
 
         hp = {"lr": 0.1, "mixture.prose": s.linear(0.9, end_factor=0.5, total_iters=1000), "mixture.code": 0.1, ...}
 
-    Each source has an order of its own, that of the data set alone under the same seed. At each position one uniform
-    number decides, by the weights of that step, from which source the sample comes, and the source's own order at that
-    position which one it is. Both are functions of (seed, position): no cursor is part of a state, a schedule of
-    weights is exact at any step, and mixtures under one seed have most samples in common. Only ratios of weights count.
+    Each source has its own order of samples, the same as without a mixture under the same seed. At each position, a
+    uniform random number and the weights of that step decide from which source the sample comes; then the source's
+    order at that position decides which sample. Both are functions of (seed, position): no position in a source is part
+    of a state, a schedule of weights is exact at any step, and mixtures with the same seed have most samples in common.
+    Only the ratios of the weights count.
 
-    An epoch has as many positions as there are samples. Return it from ``dataset()``, give it to ``run.batches`` or to
-    a Trainer as ``train_dataset``; in a DataLoader with ``shuffle=True``, as Lightning needs, it decides the order.
+    An epoch has as many positions as there are samples. Return the mixture from ``dataset()``, or pass it to
+    ``run.batches``, or to a Trainer as ``train_dataset``. Lightning needs a DataLoader of it, with ``shuffle=True``;
+    the mixture decides the order there, too.
     """
 
     def __init__(self, sources: Mapping[str, Dataset[Any]]) -> None:
@@ -48,14 +50,15 @@ class Mixture(ConcatDataset[Any]):
         super().__init__(sources.values())
 
     def order(self) -> SampleOrder:
-        """Return the order of its samples."""
+        """Return the order of the samples."""
         return _MixedOrder([len(source) for source in self.datasets])  # type: ignore[arg-type]
 
     def seed(self, hp: Mapping[str, Scalar]) -> MixedSeed:
-        """Return the seed and the weights, which together decide the order.
+        """Return the seed with the weights, which together decide the order.
 
         Raises:
-            UsageError: a weight is missing, has no source, or is not a number of at least 0; or all weights are 0.
+            UsageError: a weight is missing, names no source, or is not a number of at least 0; or the sum of the
+                weights is 0 or infinite.
         """
         if other := [name for name in hp if name.startswith(MIXTURE) and name[len(MIXTURE) :] not in self.names]:
             raise UsageError(f"{other[0]!r} is the weight of no source; the mixture has {', '.join(self.names)}")
@@ -64,8 +67,8 @@ class Mixture(ConcatDataset[Any]):
             weight = hp.get(MIXTURE + name)
             if weight is None:
                 raise UsageError(
-                    f"source {name!r} of the mixture has no weight; give a hyperparameter {MIXTURE + name!r}, 0 to "
-                    f"leave it out"
+                    f"source {name!r} of the mixture has no weight; give a hyperparameter {MIXTURE + name!r} (0 leaves "
+                    f"the source out)"
                 )
             if type(weight) not in (int, float) or not isfinite(weight) or weight < 0:  # type: ignore[arg-type,operator]
                 raise UsageError(f"{MIXTURE + name!r} is {weight!r}; a weight is a number of at least 0")
@@ -77,22 +80,22 @@ class Mixture(ConcatDataset[Any]):
 
 
 def mixture_of(data: Any, *, who: str = "the data set") -> Mixture | None:
-    """Return a data set if it is a mixture, ``None`` if it is another. Raise :class:`UsageError` if one is within it:
-    its weights would count for nothing."""
+    """Return a data set if it is a mixture, otherwise ``None``. Raise :class:`UsageError` if another data set contains
+    a mixture, whose weights would have no effect."""
     if isinstance(data, Mixture):
         return data
     parts = getattr(data, "datasets", None)
     inner = list(parts.values() if isinstance(parts, dict) else parts) if isinstance(parts, dict | list | tuple) else []
     if any(mixture_of(part) is not None for part in [*inner, getattr(data, "dataset", None)] if part is not data):
         raise UsageError(
-            f"{who} is a {type(data).__name__} of a Mixture, whose weights would count for nothing: make a Mixture of "
-            f"such data sets instead"
+            f"{who} is a {type(data).__name__} of a Mixture, whose weights would have no effect. Make a Mixture of "
+            f"{type(data).__name__} data sets instead"
         )
     return None
 
 
 class MixedSeed(int):
-    """A seed with the cumulative shares of a mixture's sources; equal only to one of the same seed and shares."""
+    """A seed with the cumulative shares of a mixture's sources. Two are equal if both seed and shares are."""
 
     upto: tuple[float, ...]
 
@@ -115,12 +118,12 @@ class MixedSeed(int):
 
 
 def seed_in(data: object, hp: Mapping[str, Scalar]) -> int:
-    """Return the seed by which the samples of a data set are ordered: of a mixture, with its weights."""
+    """Return the seed that decides the order of a data set's samples, with the weights if it is a mixture."""
     return data.seed(hp) if isinstance(data, Mixture) else seed_of(hp)
 
 
 class _MixedOrder(SampleOrder):
-    """Indices of the sources laid end to end."""
+    """The order of a mixture: indices into the concatenated sources."""
 
     def __init__(self, lengths: list[int]) -> None:
         super().__init__(sum(lengths))

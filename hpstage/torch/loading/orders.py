@@ -1,4 +1,4 @@
-"""The orders of torch's samplers, as functions of (seed, epoch), and how a course of samples is cut into batches."""
+"""The orders of torch's samplers, as functions of (seed, epoch), and how a sequence of samples is cut into batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Sequential(SampleOrder):
 
 
 class Subset(SampleOrder):
-    """Every epoch a permutation of some indices, as in ``SubsetRandomSampler``."""
+    """In every epoch a permutation of given indices, as in ``SubsetRandomSampler``."""
 
     def __init__(self, indices: Sequence[int]) -> None:
         super().__init__(len(indices))
@@ -33,8 +33,8 @@ class Subset(SampleOrder):
 
 
 class Drawn(SampleOrder):
-    """Draw ``count`` of ``population`` samples per epoch, with replacement or from one permutation after another, as
-    ``RandomSampler`` does with ``num_samples``."""
+    """In every epoch ``count`` draws from ``population`` samples, with replacement or from one permutation after
+    another, as in ``RandomSampler`` with ``num_samples``."""
 
     def __init__(self, population: int, count: int, *, replacement: bool) -> None:
         super().__init__(count)
@@ -49,20 +49,23 @@ class Drawn(SampleOrder):
 
 
 class Weighted(SampleOrder):
-    """Every epoch ``count`` samples drawn by their weights, as in ``WeightedRandomSampler``."""
+    """In every epoch ``count`` samples drawn by their weights, as in ``WeightedRandomSampler``."""
 
     def __init__(self, weights: torch.Tensor, count: int, *, replacement: bool) -> None:
         super().__init__(count)
         self._weights, self._replacement = weights, replacement
-        self._drawn_by: torch.Tensor | None = None  # the weights by which the last epoch was drawn
-        self._end = 0  # number of samples taken
+        self._drawn_by: torch.Tensor | None = None  # the weights when the last epoch was drawn
+        self._end = 0  # number of samples consumed
 
     def take(self, seed: int, position: int, count: int) -> Indices:
         self._end = position + count
         return super().take(seed, position, count)
 
     def is_outdated(self, *, ahead: bool) -> bool:
-        """Return whether weights have changed since an epoch was drawn that is not over; ``ahead``: or one after it."""
+        """Return whether weights have changed since the present epoch was drawn, if it is unfinished.
+
+        ``ahead``: whether later epochs, too, may have been drawn already.
+        """
         begun = ahead or self._end % self.population != 0
         return begun and self._drawn_by is not None and not torch.equal(self._drawn_by, self._weights)
 
@@ -76,13 +79,13 @@ class Weighted(SampleOrder):
 
 
 def order_of(sampler: Any) -> tuple[SampleOrder, dict[str, Any]]:
-    """Return the order that stands for a sampler, and by name what decides it besides (seed, epoch).
+    """Return the order that replaces a sampler, and by name the settings that decide it besides (seed, epoch).
 
     Raises:
         UsageError: the sampler's order cannot be made a function of (seed, epoch).
     """
     kind = type(sampler)
-    # By their names: torchdata's StatefulDataLoader has a RandomSampler of its own. A subclass may do anything.
+    # By names, since torchdata's StatefulDataLoader has its own RandomSampler. A user's subclass may do anything.
     known = kind.__module__ == "torch.utils.data.sampler" or kind.__module__.startswith("torchdata.")
     match kind.__name__ if known else "":
         case "SequentialSampler":
@@ -103,9 +106,9 @@ def order_of(sampler: Any) -> tuple[SampleOrder, dict[str, Any]]:
     distributed = any(base.__name__ == "DistributedSampler" for base in kind.__mro__)
     raise UsageError(
         f"the DataLoader's sampler is a {kind.__name__}, whose order hpstage cannot make a function of seed and epoch, "
-        f"as it must be for training to be forked at any step: use shuffle=True or False, WeightedRandomSampler or "
+        f"as it must be for training to be forked at any step. Use shuffle=True or False, WeightedRandomSampler or "
         f"SubsetRandomSampler, or put the order into the data set"
-        + ("; each trial is trained by one process, so that there is nothing to distribute" if distributed else "")
+        + ("; each trial is trained by one process, so its samples need not be distributed" if distributed else "")
     )
 
 
@@ -115,9 +118,9 @@ class Cut:
 
     Attributes:
         population: number of samples of an epoch.
-        end: what happens at the end of an epoch: a batch is completed from the next epoch (``"full"``), holds what is
-            left (``"short"``, a DataLoader's ``drop_last=False``), or what is left is skipped if it is less than a
-            batch (``"dropped"``, ``drop_last=True``).
+        end: the last batch of an epoch, if fewer samples are left than a batch has: it is completed from the next epoch
+            (``"full"``), it is short (``"short"``, a DataLoader's ``drop_last=False``), or the samples are skipped
+            (``"dropped"``, ``drop_last=True``).
     """
 
     population: int
@@ -126,8 +129,7 @@ class Cut:
     def batch(self, position: int, size: int) -> tuple[int, int]:
         """Return the position where the next batch after ``position`` begins, and its number of samples.
 
-        What is left of an epoch is dropped by the step that would take it: under its batch size, whatever the last one
-        was.
+        ``size`` is the batch size of this step: it alone decides whether the samples left in the epoch are dropped.
 
         Raises:
             UsageError: no epoch has a batch of this size.

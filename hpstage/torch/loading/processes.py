@@ -1,8 +1,8 @@
-"""Torch's worker processes, kept from stage to stage: they read ahead where training is expected to continue.
+"""Torch's worker processes, kept from stage to stage: they load the batches ahead that training is expected to request.
 
 One iterator of a DataLoader serves all stages of a process. Its sampler never ends: it yields requests, each for the
-batch that is expected after the one before. If training requests another (a fork, another seed or batch size), the
-sampler continues from there, and what was read ahead is dropped: processes skip requests of an earlier *course*.
+batch that is expected next. If training takes another batch (after a fork, or with another seed or batch size), the
+sampler begins a new *course* of requests there, and processes skip requests of earlier courses.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from hpstage.training.sample_order import Indices, SampleOrder
 logger = logging.getLogger("hpstage")
 
 _ATTEMPTS = 3
-"""Number of times that processes may die in a row while one batch is loaded."""
+"""Number of attempts to load a batch while processes die."""
 _LOOK = 0.5
-"""Seconds without a batch after which torch looks whether processes are alive (by default 5)."""
+"""Seconds without a batch after which torch checks whether processes are alive (torch's default: 5)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A batch: ``count`` samples from position ``start``."""
+    """A request for a batch: ``count`` samples from position ``start``, as part of a ``course``."""
 
     course: int
     seed: int
@@ -58,11 +58,11 @@ class Request:
 
 
 class Died(Exception):
-    """Processes have died, or can no longer be spoken to; the text describes how."""
+    """Processes have died or cannot be reached any more; the text describes how."""
 
 
 class Processes:
-    """Loads batches in processes of its own, which are started when needed and end with :meth:`close`.
+    """Loads batches in worker processes, which are started when needed and ended by :meth:`close`.
 
     Not thread-safe: one thread at a time.
 
@@ -70,7 +70,7 @@ class Processes:
         samples: makes batches.
         order: the order of samples.
         cut: how batches are expected to follow each other.
-        workers: their number and settings; ``count`` is at least 1.
+        workers: number and settings of the processes; ``count`` is at least 1.
     """
 
     def __init__(self, samples: Samples, order: SampleOrder, cut: Cut, workers: Workers) -> None:
@@ -86,8 +86,8 @@ class Processes:
         """Return the batch of ``count`` samples from position ``start``; ``size`` is the batch size.
 
         Raises:
-            TrainingError: processes die again and again, or the time is over.
-            Exception: raised by the user's code in a process, with the traceback there as a note.
+            TrainingError: processes die repeatedly, or the DataLoader's timeout has passed.
+            Exception: raised by the user's code in a process; the traceback of that process is a note.
         """
         attempts = _ATTEMPTS
         while True:
@@ -97,11 +97,11 @@ class Processes:
                 attempts -= 1
                 if not attempts:
                     raise TrainingError(
-                        f"processes that load data died {_ATTEMPTS} times in a row while samples {start} to "
-                        f"{start + count - 1} of the course were loaded: {error}. Lower num_workers or prefetch_factor "
-                        f"if memory runs out; num_workers = 0 loads in the training process, where an error shows"
+                        f"processes that load data died {_ATTEMPTS} times in a row while they loaded the samples at "
+                        f"positions {start} to {start + count - 1}: {error}. Lower num_workers or prefetch_factor if "
+                        f"memory runs out; num_workers = 0 loads in the training process, where an error shows"
                     ) from error
-                logger.warning("Processes that load data are started again: %s. No sample is lost.", error)
+                logger.warning("Processes that load data have died: %s. They are restarted; no sample is lost.", error)
 
     def _take(self, seed: int, start: int, count: int, size: int) -> Any:
         requests = self._requests
@@ -118,7 +118,7 @@ class Processes:
                 return batch.raised() if isinstance(batch, _Failure) else batch
 
     def _answer(self) -> tuple[int, Any]:
-        """Wait for the next batch. Return it with its course."""
+        """Wait for the next batch. Return the course of its request, and the batch."""
         began = time.monotonic()
         timeout = self._workers.timeout
         while True:
@@ -135,34 +135,36 @@ class Processes:
                     raise
                 if waits:
                     raise TrainingError(
-                        f"no batch came in {timeout:g} s, the DataLoader's timeout: loading hangs, or is slow"
+                        f"no batch was loaded in {timeout:g} s, the DataLoader's timeout: loading hangs, or is slow. "
+                        f"Raise the timeout if it is slow"
                     ) from error
                 raise Died(how or f"{type(error).__name__}: {error}") from error
 
     def _pins(self) -> bool:
-        """Return whether the thread that pins memory, if there is one, is alive."""
+        """Return whether the thread that pins memory is alive; ``True`` if there is none."""
         thread = getattr(self._batches, "_pin_memory_thread", None)
         return thread is None or thread.is_alive()
 
     def adopt(self, samples: Samples) -> None:
-        """Continue with another data set of the same content, which training may change from now on."""
+        """Continue with another data set of the same content, instead of the one sent to the processes."""
         self.samples = samples
         if self._sent is not None:
             self._sent = self._what_is_sent()
 
     def settle(self) -> None:
-        """Begin a course of training. Processes that know another data set than it begins with are ended."""
+        """Prepare for training from another state. End the processes if the data set has changed since they started."""
         if self._sent is not None and self._sent.changed() is not None:
             self.close()
 
     def check(self) -> None:
-        """Raise :class:`~hpstage.errors.StateError` if training has changed something that the processes do not see."""
+        """Raise :class:`~hpstage.errors.StateError` if training has changed an object of which the processes have a
+        copy."""
         if self._sent is not None:
             self._sent.check()
 
     def _start(self) -> None:
         workers = self._workers
-        # New each time: a fork of this process, which loads for itself, would share it.
+        # A new tensor each time: a fork of this process, with worker processes of its own, would share an old one.
         self._course = torch.full((1,), self._requests.course).share_memory_()  # type: ignore[no-untyped-call]
         made = _Made(self.samples, self._course, workers.init, workers.prepare)
         loader: DataLoader[Any] = DataLoader(
@@ -175,7 +177,7 @@ class Processes:
             pin_memory=workers.pin_memory and torch.cuda.is_available(),
             timeout=_LOOK,
             worker_init_fn=_begin,
-            # Forked: the data set need not be pickled, nothing is imported again, and settings are inherited.
+            # Fork by default: the data set need not be pickled, modules need not be imported, settings are inherited.
             multiprocessing_context=workers.context or ("fork" if sys.platform == "linux" else None),
             generator=torch.Generator(),  # not the global one, from which training draws
         )
@@ -183,7 +185,7 @@ class Processes:
         # In the main thread, torch would set a handler that raises anywhere in training when a process dies.
         with ThreadPoolExecutor(1, thread_name_prefix="hpstage-loading") as thread:
             self._batches = batches = thread.submit(_iterator, loader).result()
-        # Also when this object is deleted: torch would wait until what was requested is loaded.
+        # Also when this object is deleted: torch would wait until all requested batches are loaded.
         self._end = weakref.finalize(self, _end, batches, self._course)
         self._sent = self._what_is_sent()
 
@@ -201,7 +203,7 @@ class Processes:
         return "; ".join(f"one {how_it_ended(code)}" for code in codes)
 
     def close(self, *, at_once: bool = False) -> None:
-        """End the processes, ``at_once`` even those that hang. Idempotent."""
+        """End the processes. ``at_once``: kill them first, since they may hang. Idempotent."""
         batches, self._batches, self._sent = self._batches, None, None
         if at_once and batches is not None:
             for process in batches._workers:
@@ -211,19 +213,20 @@ class Processes:
 
 
 def _end(batches: Any, course: torch.Tensor) -> None:
-    course[0] = -1  # they skip what was requested
+    course[0] = -1  # processes skip all requests
     batches._shutdown_workers()
 
 
 def _iterator(loader: DataLoader[Any]) -> Any:
     with warnings.catch_warnings():
-        # Python warns of forking a process with threads: they hold no lock that loading needs.
+        # Python warns of forking a process that has threads. They hold no lock that loading needs.
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
         return iter(loader)
 
 
 class _Requests:
-    """The sampler: yields what is expected to be requested. Refers to no iterator: deleting that ends the processes."""
+    """The sampler: yields the requests that training is expected to make. It must not refer to the DataLoader's
+    iterator, since deleting that ends the processes."""
 
     def __init__(self, order: SampleOrder, cut: Cut) -> None:
         self._order, self._cut = order, cut
@@ -238,7 +241,7 @@ class _Requests:
         return self.sent[0] if self.sent else self._next
 
     def turn(self, seed: int, start: int, count: int) -> int:
-        """Continue from another request. Return the number of the new course."""
+        """Begin a new course with a request for ``count`` samples from ``start``. Return the number of the course."""
         self.course += 1
         self.size = count
         self._next = Request(self.course, seed, start, count)
@@ -254,7 +257,7 @@ class _Requests:
 
 
 class _Made(Dataset[Any]):
-    """The side of the processes: answers requests."""
+    """The data set of the worker processes: it answers requests with batches."""
 
     def __init__(
         self,
@@ -269,7 +272,7 @@ class _Made(Dataset[Any]):
         self._seen = False
 
     def __getstate__(self) -> dict[str, Any]:
-        # By value, as Dask sends trainables: torch would move the user's tensors to shared memory.
+        # Pickle by value, as Dask sends trainables: torch would move the user's tensors to shared memory.
         packed = cloudpickle.dumps((self._samples, self._init, self._prepare, self._dtype))
         return {"packed": packed, "course": self._course}
 
@@ -279,11 +282,11 @@ class _Made(Dataset[Any]):
         self._seen = False
 
     def begin(self, number: int, info: Any) -> None:
-        # Ctrl-C reaches all processes of a terminal: training ends these.
+        # Ctrl-C reaches all processes of a terminal. The training process ends this one.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         threads.pin_thread()
         torch.set_default_dtype(self._dtype)
-        object.__setattr__(info, "dataset", self._samples.dataset)  # as worker_init_fn knows it
+        object.__setattr__(info, "dataset", self._samples.dataset)  # worker_init_fn expects the user's data set
         if self._prepare is not None:
             self._prepare()
         if self._init is not None:
@@ -319,7 +322,7 @@ def _as_it_is(answer: Any) -> Any:
 
 
 class _Failure:
-    """An exception on its way to the training process from one that loads data."""
+    """An exception in a process that loads data, as it is sent to the training process."""
 
     def __init__(self, error: Exception) -> None:
         self._traceback = "".join(traceback.format_exception(error))
@@ -327,7 +330,7 @@ class _Failure:
         try:
             pickle.loads(pickle.dumps(error))  # noqa: S301  # just written
         except Exception:
-            self._error = None  # whatever an exception that cannot be pickled raises
+            self._error = None  # pickling may raise any exception
         self._text = f"{type(error).__name__}: {error}"
 
     def raised(self) -> NoReturn:
@@ -337,57 +340,57 @@ class _Failure:
 
 
 def _see_repeatable(samples: Samples, seed: int, start: int, indices: Indices) -> None:
-    """Load a sample twice under the same key.
+    """Check that a sample is the same when it is loaded twice with the same random numbers.
 
     Raises:
-        UsageError: they differ: the data set depends on what it has loaded before.
+        UsageError: it differs: the data set depends on the samples loaded before.
     """
     first = indices[:1].tolist()
     try:
         one, other = (digest(samples.made(seed, start, first)) for _ in range(2))
     except StateError:
-        return  # no plain values
+        return  # a sample that is not made of plain values cannot be compared
     if one != other:
         name = type(samples.dataset).__name__
         raise UsageError(
             f"sample {first[0]} of {name} changed when it was loaded again with the same random numbers: it depends on "
-            f"the samples loaded before (by a counter, or its own generator), and each process loads only some of "
-            f"them. Let {name} be a function of the index and of the global generators (random, NumPy, torch), which "
-            f"are seeded before each sample; or load with num_workers = 0, where its changes are part of the state"
+            f"the samples loaded before (by a counter, or its own generator), but each process loads only some of "
+            f"them. Let samples depend only on the index and the global generators (random, NumPy, torch), which are "
+            f"seeded before each sample; or load with num_workers = 0, where changes of {name} are part of the state"
         )
 
 
 def _see_plain(batch: Any) -> None:
-    """Raise :class:`UsageError` if a batch cannot be sent: torch would wait for it for ever."""
+    """Raise :class:`UsageError` if a batch cannot be sent to the training process: torch would wait for it for ever."""
     try:
         pickle.loads(pickle.dumps(batch))  # noqa: S301  # just written
     except Exception as error:
         raise UsageError(
-            f"a batch cannot be sent from a worker process of the DataLoader to the training process ({error}): build "
+            f"a batch cannot be sent from a worker process of the DataLoader to the training process ({error}). Build "
             f"it of tensors, arrays, numbers, and classes of an importable module; or load with num_workers = 0"
         ) from error
 
 
 class _Sent:
-    """Values of a data set and of its collate function when worker processes were started.
+    """The values of a data set and its collate function when worker processes were started.
 
     Args:
-        parts: the objects, by name.
-        owner: the trainable, which is not looked into: training changes it.
+        parts: the two objects, by name.
+        owner: the trainable, which is left out, since training changes it.
         stateless: paths to ignore.
     """
 
     def __init__(self, parts: dict[str, object], owner: object, stateless: Collection[str]) -> None:
         beyond = Survey()
         if owner is not None:
-            beyond.records[id(owner)] = None  # type: ignore[assignment]  # only whether it is there counts
+            beyond.records[id(owner)] = None  # type: ignore[assignment]  # only the key is read
         self._then = Surveyor(stateless).survey(parts.items(), beyond=beyond, sampled=True)
 
     def changed(self) -> Record | None:
         return next((record for record in self._then if record.kind is not CACHE and record.changed()), None)
 
     def check(self) -> None:
-        """Raise :class:`StateError` if anything has changed since."""
+        """Raise :class:`StateError`, which names the object, if one has changed since."""
         record = self.changed()
         if record is None:
             return
@@ -397,7 +400,7 @@ class _Sent:
             before, after = (dict(texts_of(one, self._then)) for one in (record, now))
             path = next((name for name in (*before, *after) if before.get(name) != after.get(name)), path)
         raise StateError(
-            f"training has changed {path}, which the processes that load data ahead do not see: let the data set be a "
-            f"function of the index and of the global generators (random, NumPy, torch); or load with num_workers = 0, "
-            f"where what training changes is part of the state; if samples do not depend on it, name it in `stateless`"
+            f"training has changed {path}, but the processes that load data ahead have an unchanged copy. Let samples "
+            f"depend only on the index and the global generators (random, NumPy, torch); or load with num_workers = 0, "
+            f"where changes are part of the state. If samples do not depend on {path}, name it in `stateless`"
         )

@@ -1,4 +1,4 @@
-"""Making a batch from a data set: samples under their keys, their collation, and its way to a device."""
+"""Makes batches from a data set: fetches samples with seeded generators, collates them, and moves them to a device."""
 
 from __future__ import annotations
 
@@ -17,39 +17,41 @@ Collate = Callable[[list[Any]], Any]
 
 
 class PlainBatches:
-    """Batches that are made where they are taken, as a function of the number of samples consumed. Others override what
-    they do besides."""
+    """Base class of batches. Its methods suit batches that the training process makes, as a function of the number of
+    samples consumed; subclasses with processes, or with a position of their own, override them."""
 
     batch_size: int | None = None
     draws = True
 
     def see_size(self, size: int) -> None:
-        """Warn once of a batch that is larger than the data."""
+        """Warn, once, if the batch size is larger than the data set."""
 
     def position(self) -> Any:
-        """Return the position that a state holds besides the number of samples consumed, if there is one."""
+        """Return the position that a state must hold besides the number of samples consumed; ``None`` for none."""
 
     def go_to(self, position: Any) -> None:
         """Continue from what :meth:`position` returned; ``None``: from the beginning."""
 
     def settle(self) -> None:
-        """Begin a course of training: after a setup, and after a state was loaded."""
+        """Prepare for training from another state: call it after a setup, and after a state was loaded."""
 
     def check(self) -> None:
-        """Raise :class:`~hpstage.errors.StateError` if training has changed what loading does not see."""
+        """Raise :class:`~hpstage.errors.StateError` if training has changed an object without effect on the batches
+        that follow."""
 
     def close(self) -> None:
-        """End the processes that load, if any; they are started again when needed. Idempotent."""
+        """End the processes that load, if any; they are restarted when needed. Idempotent."""
 
 
 class Samples:
-    """Makes batches. What a sample draws from the global generators is a function of (seed, position).
+    """Makes batches. The random numbers that a sample draws from the global generators are a function of (seed,
+    position).
 
-    A data set with ``__getitems__`` makes a batch in one call, so that it draws as a function of the seed, the position
-    of the first sample and the batch size.
+    A data set with ``__getitems__`` makes a batch in one call, so that its random numbers are a function of the seed,
+    the position of the first sample, and the batch size.
 
     Args:
-        dataset: map-style.
+        dataset: a map-style data set.
         collate: makes a batch from samples; ``None`` for torch's ``default_collate``.
 
     Attributes:
@@ -65,9 +67,10 @@ class Samples:
         self.draws = self._makes or self._own_collate
 
     def load(self, seed: int, start: int, indices: Indices, is_wanted: Callable[[], bool] | None = None) -> Any:
-        """Return the batch of the samples at ``indices``, the first of them at position ``start``.
+        """Return the batch of the samples at ``indices``; the first of them has the position ``start``.
 
-        Leaves the global generators keyed. Checks ``is_wanted`` before each sample; once it is false, returns ``None``.
+        It seeds the global generators and does not restore them. If ``is_wanted``, which is called before each sample,
+        returns ``False``, the result is ``None``.
         """
         samples = self.made(seed, start, indices.tolist(), is_wanted)
         if samples is None:
@@ -79,7 +82,7 @@ class Samples:
     def made(
         self, seed: int, start: int, indices: list[int], is_wanted: Callable[[], bool] | None = None
     ) -> list[Any] | None:
-        """Return the samples at ``indices``, or ``None`` if they are not wanted any more."""
+        """Return the samples at ``indices``; ``None`` if ``is_wanted`` returns ``False`` before one of them."""
         if self._at_once:
             if self._makes:
                 rekey(seed, start, Purpose.SAMPLE)
@@ -96,7 +99,8 @@ class Samples:
 
 
 def holds(dataset: Any) -> bool:
-    """Return whether samples are parts of what it holds. Types must match exactly: a subclass may do anything."""
+    """Return whether a data set only holds samples and makes none. Types must match exactly, since a subclass may do
+    anything."""
     if type(dataset) is Subset:
         return holds(dataset.dataset)
     if type(dataset) in (ConcatDataset, Mixture):
@@ -108,14 +112,15 @@ def holds(dataset: Any) -> bool:
 
 
 def makes_batches(dataset: Any) -> bool:
-    """Return whether a data set makes all samples of a batch in one call. torch's Subset does if what it is of does."""
+    """Return whether a data set makes all samples of a batch in one call. A Subset does if its data set does."""
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return callable(getattr(dataset, "__getitems__", None))
 
 
 def tensors_of(dataset: Any) -> tuple[tuple[torch.Tensor, ...] | None, torch.Tensor | None]:
-    """Return the tensors to index and a Subset's indices. Types must match exactly: a subclass may do anything."""
+    """Return the tensors of a TensorDataset, or of a Subset of one with its indices; otherwise ``None``. Types must
+    match exactly, since a subclass may do anything."""
     if type(dataset) is TensorDataset:
         return dataset.tensors, None
     if type(dataset) is Subset and type(dataset.dataset) is TensorDataset:
@@ -131,7 +136,7 @@ def rows(tensor: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
 def moved(batch: Any, device: torch.device | None) -> Any:
     """Return ``batch`` with its tensors on ``device``, including those in dicts, lists and (named) tuples.
 
-    From pinned memory they are copied while training continues. ``None`` and the CPU leave the batch as it is.
+    Copying from pinned memory does not block. If ``device`` is ``None`` or the CPU, the batch is returned as it is.
     """
     return batch if device is None or device.type == "cpu" else _moved(batch, device)
 

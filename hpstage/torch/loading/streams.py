@@ -1,4 +1,4 @@
-"""Batches of a data set that can only be iterated over, and reports its position: the position is part of the state."""
+"""Batches of a stream: a data set that can only be iterated over. Its position is part of the state."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _END = object()
 
 
 def is_stream(data: Any) -> bool:
-    """Return whether a data set, or that of a DataLoader, can only be iterated over."""
+    """Return whether a data set, or the data set of a DataLoader, can only be iterated over."""
     dataset = data.dataset if isinstance(data, DataLoader) else data
-    # Hugging Face's streams have __getitem__, too: it gives columns.
+    # Streams of Hugging Face have __getitem__, too, which returns columns.
     return isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"))
 
 
 def _has_shuffle_buffer(part: Any) -> bool:
-    """Return whether a part of a stream of Hugging Face, or what it reads, keeps samples back to shuffle them."""
+    """Return whether a stage of a Hugging Face stream, or a stage that it reads from, has a shuffle buffer."""
     if part is None:
         return False
     read = (getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ()))
@@ -32,19 +32,20 @@ def _has_shuffle_buffer(part: Any) -> bool:
 
 
 class StreamBatches(PlainBatches):
-    """Batches of a stream, made in this process. What is drawn for a sample is a function of (seed, position).
+    """Batches of a stream, made in this process. The random numbers drawn for a sample are a function of (seed,
+    position).
 
-    The stream is iterated over again and again. Before each pass, its ``set_epoch``, if it has one, is called with
-    the number of the pass.
+    When the stream ends, another pass over it begins. Before each pass, its ``set_epoch``, if it has one, is called
+    with the number of the pass.
 
     Args:
-        data: iterable, with ``state_dict`` and ``load_state_dict`` for the position after the last sample; or a
-            DataLoader of it.
+        data: an iterable with ``state_dict`` and ``load_state_dict`` for the position after the last sample, or a
+            DataLoader of one.
         collate: makes a batch from samples; ``None`` for torch's ``default_collate``.
-        device: where tensors of the batch are moved to; ``None``: they stay where they are.
+        device: the device that tensors of the batch are moved to; ``None``: they stay where they are.
         num_workers: must be 0.
-        by_epoch: whether the last batch of a pass may be short; a DataLoader decides that itself.
-        who: what gave the data, for errors.
+        by_epoch: whether the last batch of a pass may be short, unless a DataLoader decides it.
+        who: what returned ``data``, for errors.
     """
 
     def __init__(
@@ -74,14 +75,14 @@ class StreamBatches(PlainBatches):
             )
         if _has_shuffle_buffer(getattr(data, "_ex_iterable", None)):
             raise UsageError(
-                f"{name} has a shuffle buffer, which its state_dict() leaves out, so that no fork continues with the "
-                f"same samples: shuffle it before it is a stream, dataset.shuffle(seed=0).to_iterable_dataset(), or "
-                f"leave it map-style"
+                f"{name} has a shuffle buffer, which its state_dict() leaves out, so that a fork would continue with "
+                f"other samples. Shuffle the data before they become a stream, "
+                f"dataset.shuffle(seed=0).to_iterable_dataset(), or leave them map-style"
             )
         if num_workers:
             raise UsageError(
-                f"{name} is a stream and num_workers is {num_workers}: each process would read a part of its own, "
-                f"whose position no state holds; load it with num_workers = 0, or make it map-style"
+                f"{name} is a stream and num_workers is {num_workers}: each process would read a part of the stream, "
+                f"and its position would not be in any state. Set num_workers = 0, or make the data map-style"
             )
         self.dataset = data
         self._collate = collate or default_collate
@@ -108,7 +109,7 @@ class StreamBatches(PlainBatches):
                 return
 
     def _gathered(self, seed: int, position: int, size: int) -> tuple[list[Any], bool]:
-        """Return the samples of a batch, and whether the pass has ended with it; then there may be none."""
+        """Return the samples of a batch, and whether the pass has ended. If it has, there may be no samples."""
         samples: list[Any] = []
         began_empty = self._samples is None
         while len(samples) < size:
@@ -137,7 +138,7 @@ class StreamBatches(PlainBatches):
         return samples, False
 
     def _begin(self, state: Any) -> None:
-        """Begin a pass: at its beginning, since it may be at the end of the last one, or within."""
+        """Begin or continue a pass at the position ``state``, since the stream may be at any position."""
         set_epoch = getattr(self.dataset, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(self._pass)
@@ -160,7 +161,7 @@ class StreamBatches(PlainBatches):
             self.dataset.load_state_dict(copy.deepcopy(self._begins_with))
 
     def first(self, count: int) -> list[Any]:
-        """Return the first samples, by which data are distinguished."""
+        """Return the first samples, as part of the identity of the data. Then go to the beginning."""
         self.go_to(None)
         self._begin(self._begins_with)
         assert self._samples is not None

@@ -1,4 +1,4 @@
-"""Takes over the settings of the user's DataLoader; its sampler is replaced by an order of the same kind."""
+"""The settings of the user's data set or DataLoader. A sampler is replaced by an order of the same kind."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ logger = logging.getLogger("hpstage")
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Processes that load; torch's parameters of a DataLoader. None of them shows in the bits.
+    """The processes that load, by torch's parameters of a DataLoader. They do not show in the bits.
 
     Attributes:
         count: ``num_workers``; 0: this process loads.
-        prefetch_factor: number of batches that each reads ahead.
-        pin_memory: whether batches are put into pinned memory, from where they are copied while the GPU computes.
-        timeout: seconds to wait for a batch; 0: any time.
-        init: called in each process with its number, ``worker_init_fn``.
-        context: multiprocessing context; ``None``: processes are forked where the system allows it.
+        prefetch_factor: number of batches that each process loads ahead.
+        pin_memory: whether batches are put into pinned memory, from which they are copied while the GPU computes.
+        timeout: seconds to wait for a batch; 0: no limit.
+        init: ``worker_init_fn``, called in each process with its number.
+        context: multiprocessing context; ``None``: processes are forked if the system allows it.
         prepare: called in each process before anything is loaded.
-        owner: the trainable, which training changes.
-        stateless: paths that training may change although processes do not see it.
+        owner: the trainable. Training may change it, although processes have an unchanged copy.
+        stateless: paths of other objects that training may change in the same way.
     """
 
     count: int = 0
@@ -53,7 +53,7 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """An attribute of a user's object, as it was when its value was read; ``items`` if it was a list."""
+    """An attribute of a user's object with the ``value`` that was read from it, and the ``items`` of a list then."""
 
     owner: Any
     name: str
@@ -68,17 +68,17 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The source of batches.
+    """A data set and the settings with which batches are made from it.
 
     Attributes:
-        dataset: map-style.
+        dataset: a map-style data set.
         collate: makes a batch from samples; ``None`` for torch's ``default_collate``.
         order: the order of samples.
-        cut: how it is cut into batches.
-        workers: processes that load.
-        batch_size: size of batches unless something else states it.
-        options: what decides batches besides the data set, by name.
-        taken: of which objects which attributes decided all of this: what training gives them later has no effect.
+        cut: how the order is cut into batches.
+        workers: the processes that load.
+        batch_size: size of batches unless a hyperparameter or an attribute states it.
+        options: the settings that decide batches besides the data set, by name.
+        taken: the attributes of the user's objects from which all of this was read. Assigning them later has no effect.
     """
 
     dataset: Any
@@ -91,10 +91,10 @@ class Source:
     taken: tuple[Taken, ...] = ()
 
     def outdated(self, *, within: bool = False) -> str | None:
-        """Return the attribute that has another value than the one that was taken over, if there is one.
+        """Return the name of an attribute in ``taken`` that has another value now; ``None`` if there is none.
 
         Args:
-            within: whether to look into lists, too.
+            within: whether to compare the items of lists, too.
         """
         for one in self.taken:
             now = getattr(one.owner, one.name, None)
@@ -105,7 +105,8 @@ class Source:
 
 
 def of_dataset(dataset: Any, collate: Collate | None, workers: Workers, *, by_epoch: bool = False) -> Source:
-    """Return the source of a map-style data set: shuffled, with full batches, or ``by_epoch`` with a short last one."""
+    """Return the source of a map-style data set, shuffled. All batches are full; ``by_epoch``: the last batch of an
+    epoch may be short."""
     order, options = SampleOrder(len(dataset)), {}
     if (mixture := mixture_of(dataset)) is not None:
         order, options = mixture.order(), {"order": "mixture", "sources": mixture.names}
@@ -126,22 +127,22 @@ def _taken(dataset: Any, loader: DataLoader[Any] | None = None) -> Iterator[Take
 
 
 def of_loader(loader: DataLoader[Any], workers: Workers) -> Source:
-    """Return the source that stands for a DataLoader over a map-style data set, whose settings replace those of
-    ``workers``.
+    """Return the source that corresponds to a DataLoader of a map-style data set. The DataLoader's settings replace
+    those of ``workers``.
 
     Raises:
-        UsageError: it has a setting that cannot be taken over. The message names it.
+        UsageError: a setting of the DataLoader is not supported. The message names it.
     """
     if loader.batch_size is None:
         if loader.batch_sampler is None:
             raise UsageError(
-                "the DataLoader has batch_size=None, so that the data set makes whole batches: let it make samples, "
-                "and give the DataLoader a batch_size"
+                "the DataLoader has batch_size=None, so that the data set makes whole batches. Let the data set make "
+                "samples, and give the DataLoader a batch_size"
             )
         raise UsageError(
-            f"the DataLoader has a batch_sampler of its own, a {type(loader.batch_sampler).__name__}, whose batches "
-            f"hpstage cannot make a function of seed and position, as they must be for training to be forked at any "
-            f"step: give it batch_size, shuffle or sampler, and drop_last"
+            f"the DataLoader has its own batch_sampler, a {type(loader.batch_sampler).__name__}, whose batches hpstage "
+            f"cannot make a function of seed and position, as they must be for training to be forked at any step. Give "
+            f"the DataLoader batch_size, shuffle or sampler, and drop_last instead"
         )
     mixture = mixture_of(loader.dataset, who="the DataLoader's data set")
     order, options = order_of(loader.sampler)
@@ -155,8 +156,8 @@ def of_loader(loader: DataLoader[Any], workers: Workers) -> Source:
     if options["order"] != "sequential" and not _noted:
         _noted.append(True)
         logger.info(
-            "The DataLoader's sampler is replaced: hpstage shuffles by the hyperparameter seed and the epoch, and not "
-            "by a generator, so that training can be forked at any step."
+            "The DataLoader's sampler is replaced: the hyperparameter seed and the epoch decide the order of samples, "
+            "instead of a generator, so that training can be forked at any step."
         )
     collate = None if loader.collate_fn is default_collate else loader.collate_fn
     options |= {"drop_last": loader.drop_last, "batch_size": loader.batch_size, "collate_fn": collate}
@@ -175,4 +176,4 @@ def of_loader(loader: DataLoader[Any], workers: Workers) -> Source:
 
 
 _noted: list[bool] = []
-"""Whether the replaced sampler was noted in this process."""
+"""Not empty if this process has logged that the sampler is replaced."""
