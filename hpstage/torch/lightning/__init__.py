@@ -4,7 +4,7 @@ import warnings
 
 from hpstage.torch.lightning.trainable import LightningTrainable
 
-# Lightning 2.6 under torch 2.13: of its own code, repeated in each process of a search.
+# Lightning 2.6 under torch 2.13 causes it by its own code, once in each process of a search.
 warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning, r"lightning\.pytorch\.utilities\._pytree")
 
 __all__ = ["LightningTrainable"]

@@ -1,4 +1,4 @@
-"""Which features of Lightning work, and which are refused by name; the book's page on Lightning lists both."""
+"""The features of Lightning that work, and those that are refused by name. The book's page on Lightning lists both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CARRIED = frozenset(
         *("inference_mode", "log_every_n_steps"),
     )
 )
-"""Arguments of ``lightning.Trainer`` that have their meaning here."""
+"""Arguments of ``lightning.Trainer`` that are passed on to it, with their usual meaning."""
 
 _ONE_DEVICE = "a worker trains on one device; start a worker for each"
 _LEFT_OUT = "leave it out"
@@ -31,23 +31,24 @@ _HOLD: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "enable_progress_bar": ((None, False), "hpstage.optimize has one"),
     "enable_model_summary": ((None, False), _LEFT_OUT),
     "num_sanity_val_steps": ((None, 0), _LEFT_OUT),
-    "deterministic": ((None, True), "forks are exact by deterministic algorithms alone"),
-    "benchmark": ((None, False), "kernels that are chosen by their speed change bits"),
+    "deterministic": ((None, True), "forks are exact only with deterministic algorithms"),
+    "benchmark": ((None, False), "kernels that are selected by timing them change bits"),
     "fast_dev_run": ((False,), _LEFT_OUT),
     "overfit_batches": ((0, 0.0), "use limit_train_batches"),
     "reload_dataloaders_every_n_epochs": ((0,), "the data are loaded once"),
-    "max_time": ((None,), "what ends trials is not the clock"),
+    "max_time": ((None,), "a trial must not end by the clock"),
     "profiler": ((None,), _LEFT_OUT),
     "barebones": ((False,), _LEFT_OUT),
     "plugins": ((None,), _LEFT_OUT),
     "sync_batchnorm": ((False,), _LEFT_OUT),
 }
-"""Arguments that say what holds here in any case if they have one of these values, and why no other can be carried."""
+"""Other arguments, each with the values that are accepted, since they describe what hpstage does anyway, and the reason
+why all other values are refused."""
 
 _REFUSED: Sequence[tuple[tuple[str, ...], str]] = (
     (("Checkpoint",), "hpstage keeps states; result.best_model() gives the module back"),
-    (("Timer",), "what ends trials is not the clock"),
-    (("BatchSizeFinder", "LearningRateFinder"), "it fits within a fit; make it a search of its own"),
+    (("Timer",), "a trial must not end by the clock"),
+    (("BatchSizeFinder", "LearningRateFinder"), "it trains the model before training; make it a search of its own"),
     (("ProgressBar", "ModelSummary", "LearningRateMonitor", "DeviceStatsMonitor", "ThroughputMonitor"), _LEFT_OUT),
     (("StochasticWeightAveraging",), "it changes the number of epochs and the schedulers; use WeightAveraging"),
 )
@@ -57,23 +58,23 @@ def checked_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments to pass on to ``lightning.Trainer``.
 
     Raises:
-        UsageError: one of them has no meaning here. It is named.
+        UsageError: an argument has a value that is not supported. The message names it.
     """
     for name, value in arguments.items():
         same, why = _HOLD.get(name, ((), _LEFT_OUT))
         if name in CARRIED or any(value == held and type(value) is type(held) for held in same):
             continue
-        raise UsageError(f"trainer: {name}={value!r} is not carried over: {why}")
+        raise UsageError(f"trainer: {name}={value!r} is not supported: {why}")
     interval = arguments.get("val_check_interval")
     if not isinstance(interval, int | float | None):
         raise UsageError(
-            f"trainer: val_check_interval={interval!r} goes by the clock; give batches, or a part of an epoch"
+            f"trainer: val_check_interval={interval!r} is a time; give a number of batches, or a fraction of an epoch"
         )
     return {name: value for name, value in arguments.items() if name in CARRIED}
 
 
 def checked_callbacks(callbacks: Sequence[Any]) -> list[Callback]:
-    """Return the callbacks. Raises :class:`UsageError` if one of them cannot work here; it is named."""
+    """Return the callbacks. Raise :class:`UsageError`, which names it, if one of them is not supported."""
     for callback in callbacks:
         name = type(callback).__name__
         if not isinstance(callback, Callback):
@@ -81,5 +82,5 @@ def checked_callbacks(callbacks: Sequence[Any]) -> list[Callback]:
         for names, why in _REFUSED:
             kinds = tuple(getattr(of_lightning, kind) for kind in names if hasattr(of_lightning, kind))
             if isinstance(callback, kinds):
-                raise UsageError(f"the callback {name} is not carried over: {why}")
+                raise UsageError(f"the callback {name} is not supported: {why}")
     return list(callbacks)

@@ -1,5 +1,5 @@
-"""The data of a LightningTrainable: loaded once per process, unless a module makes its own, and served in an order that
-hpstage decides."""
+"""The data of a LightningTrainable: loaded once per process, unless each module makes its own data, and served in an
+order that hpstage decides."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def training_set(loader: Any) -> Batches:
-    """Return the batches of what ``train_dataloader()`` has returned.
+    """Return the batches of the object that ``train_dataloader()`` has returned.
 
     Raises:
         UsageError: hpstage cannot decide their order.
@@ -29,8 +29,8 @@ def training_set(loader: Any) -> Batches:
     batches = batches_of(loader, None, None, who="train_dataloader()")  # Lightning moves them to the device
     if not isinstance(batches, Batches):
         raise UsageError(
-            f"train_dataloader() returned a DataLoader over a stream, a {type(loader.dataset).__name__}; let it be "
-            f"one over a map-style data set"
+            f"train_dataloader() returned a DataLoader over a stream, a {type(loader.dataset).__name__}; it must be "
+            f"over a map-style data set"
         )
     return batches
 
@@ -39,7 +39,7 @@ class Data:
     """The DataModule of a trainable after ``setup("fit")``, and its training set."""
 
     def __init__(self, subject: LightningTrainable) -> None:
-        # The user's own stays as it was: `setup` sets attributes.
+        # `setup` sets attributes: on a copy, so that the user's DataModule stays as it was.
         if subject.datamodule is not None:
             self.datamodule = copy.copy(subject.datamodule)
         else:
@@ -49,11 +49,11 @@ class Data:
         self.datamodule.prepare_data()
         self.datamodule.setup("fit")
         self.training = training_set(self.datamodule.train_dataloader())
-        held: Any = self.datamodule  # what has been done is not done again by each Trainer
+        held: Any = self.datamodule  # each Trainer calls these methods again, on data that are loaded already
         held.prepare_data = held.setup = held.teardown = _nothing
 
     def of_validation(self) -> list[Any]:
-        """Return the data sets by which training is validated."""
+        """Return the data sets for validation."""
         rekey(0, 0, Purpose.DATA)
         loaders: Any = self.datamodule.val_dataloader()
         if isinstance(loaders, Mapping):
@@ -66,17 +66,18 @@ class Data:
 class TrainingBatches:
     """The training batches of one fit, which Lightning iterates over once per epoch.
 
-    An epoch ends with a short batch, or none if the DataLoader drops it. The cursor is the number of samples passed.
+    The last batch of an epoch may be short; with ``drop_last``, the DataLoader drops it. The position is the number of
+    samples consumed.
 
     Args:
-        training: where they come from.
-        pause: is called where the next batch is requested, and returns the seed.
+        training: the batches of the training set.
+        pause: called when the next batch is requested; returns the seed.
     """
 
     def __init__(self, training: Batches, pause: Callable[[], int]) -> None:
         self._batches, self._cut = training, training.cut
         self._pause = pause
-        self.dataset = training.dataset  # Lightning looks whether it is a stream
+        self.dataset = training.dataset  # Lightning checks whether it is a stream
         self.batch_size = self.default_size = training.batch_size or 1
         self.samples = 0
 
@@ -85,7 +86,7 @@ class TrainingBatches:
 
     @property
     def left(self) -> int:
-        """Number of samples that the epoch has left."""
+        """Number of samples left in the epoch."""
         return self._cut.end_of_epoch(self.samples) - self.samples
 
     @property
@@ -93,7 +94,7 @@ class TrainingBatches:
         return self._cut.count(self.batch_size, self.left)
 
     def __iter__(self) -> TrainingBatches:
-        self.samples += -self.samples % self._cut.population  # what the last epoch has left out is passed
+        self.samples += -self.samples % self._cut.population  # skip samples that the last epoch has dropped
         return self
 
     def __next__(self) -> Any:

@@ -1,4 +1,4 @@
-"""One call of ``Trainer.fit``, paused where it requests the next batch, and the end that its arguments state."""
+"""One call of ``Trainer.fit``, paused whenever it requests the next batch, and the end that its arguments state."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ _TRAINER = "lightning.Trainer"
 
 
 def fit(subject: LightningTrainable, data: Data | None, loaders: dict[str, Any], run: Run) -> None:
-    """Train a new module of ``subject`` by a Trainer of its own, one batch per step of ``run``.
+    """Train a new module of ``subject`` with a new Trainer, one batch per step of ``run``.
 
     Args:
-        data: without it the module makes its own.
-        loaders: gets the batches of the training set that a module has made, which may have processes.
+        data: the data; ``None``: the module makes its own.
+        loaders: receives, as ``"train"``, the batches of a training set that the module has made: they may have
+            processes, which the caller closes.
     """
     with _quiet():
         module = subject.build(run.hp)
@@ -67,12 +68,17 @@ def fit(subject: LightningTrainable, data: Data | None, loaders: dict[str, Any],
 
 @by_type
 def _attributes_read(kind: type) -> frozenset[str]:
-    """Return the names of attributes that the user's code of a module or callback reads. Once, not for each fork."""
+    """Return the names of attributes that the user's code of a module or callback reads. Cached, since each fork calls
+    it."""
     return frozenset(name for one in functions_reached(kind) for name in attributes_read_in(one.__code__))
 
 
 class Session:
-    """A Trainer within ``fit``, its module and its data. Its state is what belongs to neither model nor optimizer."""
+    """A Trainer within ``fit``, with its module and its data.
+
+    Its state has everything that must be restored besides the objects attached to the run: progress of the Trainer,
+    position in the data, and hyperparameters in effect.
+    """
 
     _batches: TrainingBatches
     _progress: Progress
@@ -90,8 +96,8 @@ class Session:
         logs = not reads.isdisjoint(("logger", "loggers"))
         if logs:
             warn_once(
-                f"{type(module).__name__} or a callback uses a logger of Lightning's, which a search has none of: only "
-                f"what self.log() is given is kept"
+                f"{type(module).__name__} or a callback uses a logger of Lightning, but a search has none: only values "
+                f"passed to self.log() are kept"
             )
         self.ended = False
         self.trainer: Any = _WatchedTrainer(
@@ -115,7 +121,7 @@ class Session:
         return self._batches
 
     def measured(self) -> dict[str, float]:
-        """Validate, which changes nothing, and return all that is logged then or was logged in training."""
+        """Validate without changing training, and return all metrics, those that training has logged included."""
         trainer = self.trainer
         rekey(0, 0, Purpose.EVALUATE)
         before = self._progress.state_dict()
@@ -144,16 +150,17 @@ class Session:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._progress.load_state_dict(state)
         self._batches.samples, self._batches.batch_size = state["samples"], state["batch_size"]
-        # What it lacks had, until then, the value that defaults state: that at step 0.
+        # A hyperparameter that the state lacks had its default value, which is its value at step 0.
         self._steering.hp, self._steering.steered = {**self._steering.hp, **state["hp"]}, set(state["steered"])
 
     def refuse_scheduled_twice(self, names: Collection[str]) -> None:
-        """Raise :class:`UsageError` if one of these hyperparameters, which change, is a rate that a scheduler sets."""
+        """Raise :class:`UsageError` if a scheduler sets the learning rate and one of these changing hyperparameters
+        does, too."""
         for config in self.trainer.strategy.lr_scheduler_configs:
             self._steering.refuse_scheduled_twice(names, config.scheduler)
 
     def end(self) -> None:
-        """Pause where training is over. There is no step after it."""
+        """Pause at the end of training. If a further step is requested, raise an error."""
         if not self._begun:
             raise UsageError("lightning.Trainer has trained no batch; check the data and the Trainer's arguments")
         self.ended = True
@@ -161,17 +168,18 @@ class Session:
         raise self._over()
 
     def see_loss(self, loss: Any) -> None:
-        """Raise :class:`NonFiniteLoss` if a loss is NaN or infinite, unless that is allowed."""
+        """Raise :class:`NonFiniteLoss` if a loss is NaN or infinite and ``terminate_on_nan`` is set."""
         if self._subject.terminate_on_nan and isinstance(loss, torch.Tensor) and not bool(loss.isfinite().all()):
             raise NonFiniteLoss(f"the training loss is {loss.sum().item()} in step {self._run._step}")
 
     def _next(self) -> int:
-        """Pause until the next step is requested, let its values take effect, and return the seed."""
+        """Pause until the next step is requested, apply its hyperparameters, and return the seed."""
         begins = not self._begun
         if begins:
             self._begin()
         epoch_loop = self.trainer.fit_loop.epoch_loop
-        # What begins may be the state of a training that has ended: the last of an epoch, not its first.
+        # In a step of an epoch, pause only before its first batch; also at the beginning, where the state of an ended
+        # training is loaded in the middle of the epoch.
         if begins or self._subject.step_unit == "batch" or epoch_loop.batch_progress.current.ready == 0:
             self._pause()
             if self.trainer.fit_loop.done:
@@ -181,7 +189,7 @@ class Session:
         return seed_in(self._batches.dataset, self._run.hp)
 
     def _begin(self) -> None:
-        """Attach what training changes, and load a state if there is one."""
+        """Attach the objects that training changes to the run, and load a state if there is one."""
         trainer, run = self.trainer, self._run
         self._progress = Progress(trainer, self._of_lightning)
         optimizers = list(trainer.optimizers)
@@ -195,7 +203,7 @@ class Session:
             "model": self._module,
             **({"optimizer": optimizers[0]} if len(optimizers) == 1 else {"optimizers": optimizers}),
             "lr_schedulers": trainer.strategy.lr_scheduler_configs,
-            "callbacks": callbacks,  # those of configure_callbacks(), too
+            "callbacks": callbacks,  # including those of configure_callbacks()
             **({} if scaler is None else {"scaler": scaler}),
         }
         run.attach(model=self._module, fit=self)
@@ -205,12 +213,12 @@ class Session:
         try:
             next(self._steps)
         except Abandoned:
-            # Nothing has failed: callbacks and data do not hear of an exception.
+            # Nothing has failed, so do not call on_exception() of callbacks and data.
             self.trainer.callbacks, self.trainer.datamodule = [], None
             raise
 
     def _drop_gradients(self) -> None:
-        """Drop gradients that the next batch zeroes before it adds to them: they are not part of the state."""
+        """Drop the gradients if the next batch zeroes them before it adds to them: they are not part of the state."""
         loop = self.trainer.fit_loop.epoch_loop
         if not self._module.automatic_optimization or is_overridden("optimizer_zero_grad", self._module):
             return
@@ -223,7 +231,7 @@ class Session:
     def _size(self) -> int:
         size = self._run.hp.get("batch_size", self._batches.default_size)
         if type(size) is not int or size < 1:
-            raise UsageError(f"the hyperparameter 'batch_size' is {size!r}; it is a whole number of at least 1")
+            raise UsageError(f"the hyperparameter 'batch_size' is {size!r}; it must be a whole number of at least 1")
         return size
 
     def _resize(self) -> None:
@@ -236,7 +244,10 @@ class Session:
         ):
             return
         if limited:
-            raise UsageError("trainer: limit_train_batches goes with one batch size, but 'batch_size' changes")
+            raise UsageError(
+                f"the hyperparameter 'batch_size' changes to {size}, but trainer has limit_train_batches, which needs "
+                f"a constant batch size. Leave out one of them"
+            )
         self._batches.batch_size = size
         loop.max_batches = fetcher.length = fetcher.fetched + max(1, self._batches.batches_left)
         interval = self._subject.arguments.get("val_check_interval", 1.0)
@@ -257,7 +268,8 @@ class Session:
 
 
 class _End(Callback):  # type: ignore[misc]  # its base has no types
-    """Pauses where training ends, before hooks of others take the weights for final, and refuses a loss that is NaN."""
+    """Pauses at the end of training, before hooks of other callbacks that expect final weights. Refuses a loss that is
+    NaN or infinite."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -271,7 +283,7 @@ class _End(Callback):  # type: ignore[misc]  # its base has no types
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Lightning from logging what it logs for each Trainer: there is one per fork."""
+    """Suppress the messages that Lightning logs for each Trainer, since each fork has one."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
     try:
@@ -284,16 +296,16 @@ def _quiet() -> Iterator[None]:
 
 
 def _stated_by(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of a Trainer's arguments that state an end."""
+    """Return the arguments of a Trainer that state the end of training."""
     return {name: arguments[name] for name in ("max_epochs", "max_steps") if name in arguments}
 
 
 class _WatchedTrainer(Trainer):  # type: ignore[misc]  # its base has no types
-    """A Trainer that notices code that reads its end, and refuses to answer if it has none: that would be infinity, or
-    -1."""
+    """A Trainer that records whether the user's code reads the end of training, and refuses it if no argument states
+    the end (Lightning would return infinity or -1)."""
 
     sizes = False
-    """Whether code has read it that is not Lightning's."""
+    """Whether code other than Lightning's has read the end of training."""
 
     @property
     def estimated_stepping_batches(self) -> int | float:
@@ -321,15 +333,15 @@ class _WatchedTrainer(Trainer):  # type: ignore[misc]  # its base has no types
 
 
 def _horizon_of(trainer: Any, subject: LightningTrainable) -> Horizon | None:
-    """Return the end that the Trainer's arguments state; ``None`` if there is none, or it cannot be counted in steps of
-    trials."""
+    """Return the end of training that the Trainer's arguments state; ``None`` if they state none, or if it cannot be
+    counted in steps of trials."""
     batches = trainer.num_training_batches
     epochs, updates = trainer.fit_loop.max_epochs, trainer.fit_loop.max_steps
     if not (trainer.lightning_module.automatic_optimization and 0 < batches < math.inf):
         return None
     ends = [] if epochs in (None, -1) else [epochs * batches]
     if updates != -1:
-        # In each epoch the last update may accumulate fewer batches.
+        # The last update of an epoch may accumulate fewer batches.
         whole, rest = divmod(updates, math.ceil(batches / trainer.accumulate_grad_batches))
         ends.append(whole * batches + rest * trainer.accumulate_grad_batches)
     if not ends:

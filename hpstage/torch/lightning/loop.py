@@ -25,14 +25,14 @@ from hpstage.training.identity import accelerators
 from hpstage.training.run import Run
 
 _STATELESS = ("model._metric_attributes",)
-"""Names by ids, which Lightning looks up again."""
+"""Names of metrics by their object ids, which Lightning finds again in a fork."""
 
 
 class LightningLoop(FunctionTrainable):
-    """``Trainer.fit`` as a training function: paused where it requests the next batch, and called again for a fork.
+    """``Trainer.fit`` as a training function: paused whenever it requests the next batch, and called again for a fork.
 
-    What of Lightning's own changes with training is restored by :mod:`hpstage.torch.lightning.progress`; modules,
-    optimizers, schedulers, callbacks and the DataModule are captured as in all training functions.
+    :mod:`hpstage.torch.lightning.progress` saves and restores Lightning's own objects; modules, optimizers, schedulers,
+    callbacks and the DataModule are captured as in all training functions.
     """
 
     subject: LightningTrainable
@@ -44,7 +44,7 @@ class LightningLoop(FunctionTrainable):
         self._data: Data | None = None
         self._contents: Contents | None = None
         self._foreseen: frozenset[str] = frozenset()
-        # The roots must not refer to self, as in FunctionTrainable. The model is the first, since others lead to it.
+        # The roots must not refer to self, as in FunctionTrainable. The model is first, since other roots lead to it.
         self._reached: dict[str, object] = {"module": subject.module, "callbacks": subject.callbacks}
         attached, reached = self._attached, self._reached
         self._world = world_of(
@@ -93,7 +93,7 @@ class LightningLoop(FunctionTrainable):
             return Contents("of the module", f"made by each {self._name}", whole=False)
         batches = data.training
         undone = undone_in(self._world, self.subject, lambda: [("dataset", batches.dataset)])
-        # Without a DataModule no code of the user's runs here.
+        # Without a DataModule, no code of the user runs here.
         with nullcontext() if self.subject.datamodule is None else undone():
             validation = {"validation": data.of_validation()}
         return contents_of(batches, validation, owner=self.subject, undone=undone)

@@ -1,4 +1,4 @@
-"""The state of Lightning's Trainer in a fit: the progress of its loops, flags, and what was logged."""
+"""The state of Lightning's Trainer in a fit: the progress of its loops, its flags, and the logged values."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _PLAIN = (type(None), bool, int, float, str)
 _HOLD = (list, dict, tuple)
 _LOGGED = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 _METRIC = ("value", "cumulated_batch_size", "_forward_cache", "_computed", "_update_count", "has_reset")
-"""Attributes of what was logged under one name that change from batch to batch."""
+"""Attributes that change from batch to batch, of the object in which Lightning holds the values logged under a name."""
 
 
 class Progress:
     """The progress of a Trainer that waits for a batch. Another Trainer that also waits for one can continue from it.
 
-    A checkpoint of Lightning's is one of a fit that is begun again, which skips what remains of an epoch's hooks and
-    forgets what was logged. Here both Trainers are within the same lines of code, so that counters and flags suffice,
-    and the lists and tables that callbacks keep on a Trainer.
+    A checkpoint of Lightning restarts ``fit``, which skips the remaining hooks of the epoch and forgets logged values.
+    Here both Trainers are paused at the same line of code, so that counters, flags, logged values, and the containers
+    that callbacks have set on the Trainer are sufficient.
 
     Args:
         own: names of the attributes that Lightning gave the Trainer.
@@ -76,14 +76,15 @@ class Progress:
             own.update(flags)
 
     def _added(self) -> list[tuple[str, Any]]:
-        """Return the containers of data that were set on the Trainer."""
+        """Return the lists, dicts and tuples of plain values that the user's code has set on the Trainer."""
         held = vars(self._trainer).items()
         return [
             (name, value) for name, value in held if name not in self._own and type(value) in _HOLD and _is_data(value)
         ]
 
     def _log_as_well(self) -> None:
-        """Log what the module logs in training, as it comes: a number of each batch, before Lightning sums them up."""
+        """Pass each number that the module logs in training to :func:`hpstage.log`, too, before Lightning averages it
+        over batches."""
         results = self._trainer.fit_loop.epoch_loop._results
         own = results.log
 
@@ -97,7 +98,7 @@ class Progress:
     def _read(self, written: list[dict[str, Any]]) -> None:
         results = self._trainer.fit_loop.epoch_loop._results
         results.clear()
-        with self._trainer.precision_plugin.forward_context():  # of its type are the numbers that a metric begins with
+        with self._trainer.precision_plugin.forward_context():  # decides the dtype of a metric's initial values
             for item in written:
                 about, values = item["about"], item["values"]
                 attribute = about["metric_attribute"]
@@ -121,7 +122,7 @@ def _flags(obj: Any) -> dict[str, Any]:
 
 
 def _written(metric: Any) -> dict[str, Any]:
-    """Return what was logged under one name as plain values."""
+    """Return the values logged under a name as plain data."""
     meta, own = metric.meta, vars(metric)
     about = {
         name: getattr(meta, name)

@@ -1,4 +1,4 @@
-"""Changing hyperparameters are set in the optimizers of ``configure_optimizers`` and in ``self.hparams``."""
+"""Sets changing hyperparameters in the optimizers of ``configure_optimizers`` and in ``self.hparams``."""
 
 from __future__ import annotations
 
@@ -18,21 +18,26 @@ from hpstage.training.code.graph import functions_reached
 from hpstage.training.code.names import names_in, texts_in
 
 _ALIASES = {"learning_rate": "lr"}
-"""Fields of optimizers that LightningModules often give another name."""
+"""Hyperparameters that LightningModules often name differently, and the optimizer fields that they mean."""
 _ONCE = ("__init__", "configure_optimizers")
-"""Methods that run before training alone."""
+"""Methods that run only before training."""
 
 
 class Steering:
-    """Gives new values to param groups and ``hparams`` where they change.
+    """Sets hyperparameters that change in the param groups and ``hparams`` of a module.
 
-    A value that never changes steers nothing: the module has been made with it, and its own schedulers continue from
-    there. A field that a schedule has changed once is that schedule's alone.
+    A hyperparameter that never changes is not set: the module was made with it, and its own schedulers continue from
+    there. Once a schedule has changed a field, only that schedule may change it.
 
     Args:
-        module: as made under ``hp``.
+        module: the module, made under ``hp``.
+        optimizers: the optimizers of the module.
         hp: the values at step 0.
-        read: names that others read.
+        read: hyperparameters that hpstage itself reads.
+
+    Attributes:
+        hp: the values set last.
+        steered: the fields of param groups that a schedule has changed.
     """
 
     def __init__(
@@ -52,10 +57,10 @@ class Steering:
         """Refuse hyperparameters without effect.
 
         Args:
-            made_by: what has made the module; it has read those that it takes.
+            made_by: the class or function that made the module; it reads the hyperparameters that are its parameters.
 
         Raises:
-            UsageError: nothing reads one of them, or an optimizer was built with another value.
+            UsageError: nothing reads a hyperparameter, or an optimizer was built with another value.
         """
         taken = inspect.signature(made_by).parameters
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
@@ -72,31 +77,32 @@ class Steering:
                     if not agree(group[field], value):
                         raise UsageError(
                             f"the hyperparameter {unread!r} is {value!r}, but configure_optimizers() has built a "
-                            f"param group with {field}={plain(group[field])!r}: {takes}; make it an argument of that"
+                            f"param group with {field}={plain(group[field])!r}. {takes}; let it take {unread!r}, too"
                         )
 
     def refuse_scheduled_twice(self, names: Collection[str], scheduler: Any) -> None:
-        """Refuse schedules of a learning rate that a scheduler of ``configure_optimizers`` sets, too.
+        """Refuse a schedule of the learning rate if a scheduler of ``configure_optimizers`` sets the rate, too.
 
         Args:
             names: the hyperparameters that change.
+            scheduler: the scheduler.
 
         Raises:
-            UsageError: there is one.
+            UsageError: one of the hyperparameters is the learning rate.
         """
         for name in names:
             if any("lr" in _values(group, {name: 0}) for group in scheduler.optimizer.param_groups):
                 raise UsageError(
-                    f"the learning rate has a schedule, the hyperparameter {name!r}, and a {type(scheduler).__name__} "
-                    f"of configure_optimizers(): let one of them decide. Keep the hyperparameter constant, or put the "
-                    f"whole course into its schedule"
+                    f"the learning rate is set both by the schedule of the hyperparameter {name!r} and by a "
+                    f"{type(scheduler).__name__} of configure_optimizers(). Keep the hyperparameter constant, or put "
+                    f"all changes into its schedule"
                 )
 
     def apply(self, hp: Mapping[str, Scalar]) -> None:
         """Apply the values of a step.
 
         Raises:
-            UsageError: a value has changed that nothing reads after ``__init__``.
+            UsageError: a hyperparameter has changed that nothing reads after ``__init__``.
             StateError: something else has changed a field that follows a schedule.
         """
         if hp == self.hp and not self.steered:
@@ -120,10 +126,9 @@ class Steering:
                 continue
             if not agree(group[field], before.get(field, value)):
                 raise StateError(
-                    f"{field} of param group {index} follows the hyperparameter of that name, which was "
-                    f"{before.get(field)!r}, but is {plain(group[field])!r}: a scheduler of configure_optimizers(), or "
-                    f"the module, sets it as well. Let one of them decide: keep the hyperparameter constant, or put "
-                    f"the whole course into its schedule"
+                    f"{field} of param group {index} is {plain(group[field])!r}, but the hyperparameter that it "
+                    f"follows was {before.get(field)!r}: a scheduler of configure_optimizers(), or the module, sets "
+                    f"{field}, too. Keep the hyperparameter constant, or put all changes into its schedule"
                 )
             put(group, field, value)
             self.steered.add(field)
@@ -139,7 +144,7 @@ class Steering:
         return any(values for _, values in self._groups({name: 0}))
 
     def _is_read_later(self, name: str) -> bool:
-        """Return whether the module reads ``self.hparams.NAME`` elsewhere than where it is made."""
+        """Return whether the module reads ``self.hparams.NAME`` after it was made."""
         if name not in self._module.hparams:
             return False
         codes = [function.__code__ for function in functions_reached(type(self._module))]

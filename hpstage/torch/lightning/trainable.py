@@ -1,4 +1,4 @@
-"""LightningTrainable: a LightningModule and its data, as they are, for a search."""
+"""LightningTrainable: an unchanged LightningModule and its data as a trainable."""
 
 from __future__ import annotations
 
@@ -24,33 +24,32 @@ class LightningTrainable:
         trainable = LightningTrainable(LitDigits, DigitsDataModule(), trainer={"gradient_clip_val": 1.0})
         hpstage.optimize(study, trainable, space, metric="val_acc", steps=400, n_trials=48)
 
-    Hyperparameters go to ``__init__`` of the module by their names, with their values at step 0. Those that change on
-    the way and name fields of the optimizer's param groups (``lr`` or ``learning_rate``, ``momentum``,
-    ``weight_decay``; ``beta1`` and ``beta2`` for ``betas``) steer it from there on; others are read in its steps as
-    ``self.hparams.NAME``, if the module calls ``save_hyperparameters()``. ``batch_size`` and ``seed`` are read by
-    hpstage: the size of training batches (by default the DataLoader's) and all randomness, the order of data included.
-    Each trial has a new module.
+    Hyperparameters are passed to ``__init__`` of the module by name, with their values at step 0. If one changes later
+    and names a field of the optimizer's param groups (``lr`` or ``learning_rate``, ``momentum``, ``weight_decay``;
+    ``beta1`` and ``beta2`` for ``betas``), the field is set from it from then on. The module can read any other one in
+    its steps as ``self.hparams.NAME``, if it calls ``save_hyperparameters()``. hpstage itself reads ``batch_size``, the
+    size of training batches (by default the DataLoader's), and ``seed``, which decides all randomness, the order of
+    data included. Each trial has a new module.
 
-    The metrics of a state are what is logged when it is validated, and what its training has logged last. Steps are
-    Lightning's batches, not its optimizer steps.
+    The metrics of a state are those logged when it is validated, and those that training has logged last. A step is a
+    batch, also if several batches are accumulated for one optimizer step.
 
     Args:
-        module: the class, or a function of hyperparameters, that makes the LightningModule.
+        module: the class of the LightningModule, or a function of hyperparameters that returns one.
         train_dataloaders: as for ``Trainer.fit``: a DataLoader, or a LightningDataModule. Its data are loaded once per
-            process. hpstage decides the order, shuffled if the DataLoader shuffles. Without any data the module's own
-            ``train_dataloader()`` is called, once more for each fork of a trial.
+            process. hpstage decides the order, shuffled if the DataLoader shuffles. If no data are given, the module's
+            own ``train_dataloader()`` is called, again for each fork of a trial.
         val_dataloaders: as for ``Trainer.fit``: one DataLoader or several.
         datamodule: as for ``Trainer.fit``.
-        trainer: arguments of ``lightning.Trainer`` (see :mod:`hpstage.torch.lightning.carried`). Unless it says
-            ``max_epochs`` or ``max_steps``, which learning rate schedulers may go by, training has no end of its own,
-            and code that reads one (``trainer.estimated_stepping_batches``) is refused. Where it has one, trials are
-            complete there.
+        trainer: arguments of ``lightning.Trainer`` (see :mod:`hpstage.torch.lightning.carried`). ``max_epochs`` or
+            ``max_steps`` states an end of training, at which trials are complete, and which learning rate schedulers
+            may read. Without them, code that reads an end (``trainer.estimated_stepping_batches``) is refused.
         step_unit: whether a step is a batch, or an epoch.
         terminate_on_nan, version, data_version, stateless: see :class:`hpstage.torch.TorchTrainable`. Paths of
             ``stateless`` begin with ``model``, ``optimizer``, ``callbacks`` or ``datamodule`` (``"model.seen"``).
 
     Raises:
-        UsageError: something is not carried over; it is named.
+        UsageError: an argument, or a feature that it uses, is not supported. The message names it.
     """
 
     def __init__(
@@ -112,7 +111,7 @@ class LightningTrainable:
         """Return a new module, made with the hyperparameters that it takes.
 
         Raises:
-            UsageError: a hyperparameter that it needs is missing, or this is not a LightningModule.
+            UsageError: a hyperparameter that it needs is missing, or it is not a LightningModule.
         """
         parameters = inspect.signature(self.module).parameters.values()
         takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
@@ -125,7 +124,10 @@ class LightningTrainable:
             and parameter.name not in hp
         ]
         if missing:
-            raise UsageError(f"{self.name} needs {', '.join(missing)}: name it in the trial's hyperparameters")
+            raise UsageError(
+                f"{self.name} needs {', '.join(missing)}, which is missing in the trial's hyperparameters. Return it "
+                f"from the space"
+            )
         module = self.module(**{n: v for n, v in hp.items() if n in names or (takes_all and n not in OWN)})
         if not isinstance(module, LightningModule):
             raise UsageError(
@@ -136,7 +138,7 @@ class LightningTrainable:
 
 
 def _makes_data(module: Callable[..., LightningModule]) -> bool:
-    """Whether modules have data of their own, as far as that can be seen of what makes them."""
+    """Return whether modules may have data of their own. For a function that makes modules, this is assumed."""
     return not isinstance(module, type) or getattr(module, "train_dataloader", None) not in (
         None,
         LightningModule.train_dataloader,
