@@ -39,7 +39,7 @@ from hpstage.training.randomness import Purpose, rekey, seed_of
 
 
 class _Built:
-    """Model and optimizer as created by the user's code under the values at step 0."""
+    """Model and optimizer, created by the user's code under the values at step 0."""
 
     def __init__(self, subject: TorchTrainable, device: torch.device) -> None:
         hp = subject.hp
@@ -61,10 +61,11 @@ class _Built:
 
 
 class TorchLoop(Adapter):
-    """The training loop of one TorchTrainable. One per process, since torch's generators are global.
+    """The training loop of a TorchTrainable. A process has one such loop, since torch's generators are global.
 
-    A state holds whatever training has changed (:mod:`hpstage.training.capture.world`), the number of samples consumed
-    and the last hyperparameters. Randomness is a function of (seed, step), the order of data one of (seed, position).
+    A state contains everything that training has changed (:mod:`hpstage.training.capture.world`), the number of samples
+    consumed, and the last hyperparameters. Randomness is a function of (seed, step), the order of data a function of
+    (seed, position).
     """
 
     subject: TorchTrainable
@@ -94,12 +95,12 @@ class TorchLoop(Adapter):
         self._seed = 0
         self._batch_size = 0
         self._world = world_of({"self.hp", *stateless_of(subject)}, self._roots)
-        # A user who defines extra_state accounts for attributes that cannot be captured.
+        # A user who defines extra_state is responsible for attributes that cannot be captured.
         self._answered = type(subject).extra_state is not TorchTrainable.extra_state
         self._gradients_count = type(subject).update is not TorchTrainable.update or names_gradients(type(subject))
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
-        """Start over. The model is built only when needed, since a state may be loaded into the existing one before."""
+        """Start again at step 0. The model is built when needed, since a state may first be loaded into the old one."""
         self._initial = dict(hp)
         self._pending = True
 
@@ -108,8 +109,8 @@ class TorchLoop(Adapter):
         self._train_on(self._batches_of(self._ready(), step, hp), step, more_follow=more_follow)
 
     def _batches_of(self, built: _Built, step: int, hp: Mapping[str, Scalar]) -> Iterator[tuple[Any, int]]:
-        """Apply the values of a step and key the random numbers. Return the step's batches, each with the number of
-        samples consumed after it."""
+        """Apply the hyperparameters of a step and seed the generators. Return the step's batches, each with the number
+        of samples consumed after it."""
         if hp != self._hp:
             self._turn(hp)
         built.follower.apply(self._hp)
@@ -118,8 +119,8 @@ class TorchLoop(Adapter):
         return batches.of_step(self._seed, self._samples, self._batch_size, by_epoch=self._by_epoch)
 
     def _train_on(self, batches: Iterable[tuple[Any, int]], step: int, *, more_follow: bool = False) -> None:
-        """Train on batches, each with the number of samples consumed after it. If another step follows, it reads the
-        last loss."""
+        """Train on batches, each with the number of samples consumed after it. ``more_follow``: the last loss is left
+        for the next step to read."""
         built, backend = self._ready(), self._steps_by()
         batches = iter(batches)
         while True:
@@ -140,12 +141,12 @@ class TorchLoop(Adapter):
         self._see_values("update() or loss()")
 
     def expect(self, more: bool) -> None:
-        """Set whether another step follows the next one at once. If so, that step reads the next one's last loss:
-        otherwise, on a GPU, each step would wait for its loss."""
+        """Set whether another step follows the coming one at once. If so, on a GPU, the last loss of the coming step is
+        read in the step after it; otherwise, each step would wait for its loss."""
         self._more_follow = more and self.device.type != "cpu"
 
     def settle(self, step: int) -> None:
-        """Read the loss that :meth:`expect` left to step ``step``, which does not follow after all.
+        """Read the loss that :meth:`expect` left to step ``step``, if that step does not follow after all.
 
         Raises:
             NonFiniteLoss: training has diverged.
@@ -166,7 +167,7 @@ class TorchLoop(Adapter):
         return checked_metrics(metrics, f"{name}.evaluate()")
 
     def state_dict(self) -> object:
-        """Return the state; its tensors are those in use. Raises :class:`StateError` if it cannot be captured."""
+        """Return the state; its tensors are not copies. Raise :class:`StateError` if it cannot be captured."""
         built = self._ready()
         built.follower.check()
         self._data().check()
@@ -188,7 +189,7 @@ class TorchLoop(Adapter):
         }
 
     def load_state_dict(self, state: object) -> None:
-        """Load a state into the existing model if that was built under the same values at step 0, else into a new one.
+        """Load a state into the existing model if it was built under the same values at step 0, else into a new one.
 
         Raises:
             StateError: the state belongs to another model or optimizer.
@@ -204,8 +205,8 @@ class TorchLoop(Adapter):
             raise StateError("this is not a state of a TorchTrainable")
         if state["optimizer_class"] != built.kind:
             raise StateError(
-                f"the state was trained with {state['optimizer_class']}, but optimizer() gives {built.kind}; a state "
-                "continues only under the optimizer that made it"
+                f"the state was trained with {state['optimizer_class']}, but optimizer() returns {built.kind}. Use the "
+                "optimizer of the state"
             )
         see_form(state, _FORM)
         values = {f"{_MODEL}{name}": value for name, value in state["model"].items()} | state["values"]
@@ -227,13 +228,13 @@ class TorchLoop(Adapter):
 
     @property
     def beside_eager(self) -> str:
-        """A sentence about how the first steps compared with eager ones; empty if they are eager."""
+        """A sentence on how the first steps compared with eager steps; empty if the steps are eager."""
         backend = self._steps_by()
         return self._meaning.summary(backend.numerics, departs=backend.departs) if self._numerics != "eager" else ""
 
     @property
     def horizon(self) -> Horizon | None:
-        """The end of training that a library's trainer states, once it is built."""
+        """The end of training that a library's trainer states; ``None`` before it is built."""
         return self._user._horizon if self._built is not None else None
 
     def in_use(self) -> tuple[object, ...]:
@@ -253,7 +254,7 @@ class TorchLoop(Adapter):
         return clone((self._world.capture(but=self._answers_for), self._user.extra_state()))
 
     def put_back(self, snapshot: Any) -> None:
-        """Restore, within a step, what training can reach to how it was at a :meth:`snapshot`."""
+        """Restore everything that training can reach from a :meth:`snapshot`, within a step."""
         captured, extra = snapshot
         self._give_values()
         self._user.load_extra_state(clone(extra))
@@ -261,8 +262,8 @@ class TorchLoop(Adapter):
         self._ready().follower.forget()
 
     def contents(self) -> Reached:
-        """Return all that training can reach but the data set: tensors and arrays in use, and descriptions of all else,
-        by path. What the optimizer keeps of a parameter is named after it."""
+        """Return all objects that training can reach, except the data set, by path: tensors and arrays themselves, and
+        descriptions of all others. Paths of the optimizer's state contain the name of the parameter."""
         built = self._ready()
         self._drop_gradients(built)
         optimizer = built.optimizer
@@ -276,7 +277,7 @@ class TorchLoop(Adapter):
         return found
 
     def update(self, batch: Any, hp: Mapping[str, Scalar] | None = None) -> Any:
-        """Train on a batch by the user's ``update()``, under other hyperparameters if they are given."""
+        """Train on a batch with the user's ``update()``. ``hp``: hyperparameters that replace the present ones."""
         built = self._ready()
         set_hp(self._user, dict(self._hp if hp is None else hp))
         try:
@@ -294,7 +295,8 @@ class TorchLoop(Adapter):
         return {"model": built.model, "optimizer": built.optimizer, "trainable": self._user}
 
     def close(self) -> None:
-        """Discard what was built, as in a new process, and restore the user's object and all that it shares."""
+        """Discard model and optimizer, and restore the user's object and all objects that it shares with others, as in
+        a new process."""
         self._built = None
         self._pending = True
         self.data.close()
@@ -302,16 +304,16 @@ class TorchLoop(Adapter):
         self._borrowed.give_back()
 
     def synchronize(self) -> None:
-        """Wait for the device, before time is measured."""
+        """Wait until the device has finished its work, before time is measured."""
         accelerators.synchronize(self.device)
 
     def describe_data(self) -> str:
-        """Return the data's part of the workload's key: the stated version, else a digest of what can be seen."""
+        """Return the data's part of the workload's key: the stated version, else the text of :meth:`see_data`."""
         stated = self._user.data_version
         return self.see_data().text if stated is None else f"version {stated}, {DRAWS}"
 
     def see_data(self) -> Contents:
-        """Return the visible contents of the data, in the data set and in attributes that ``dataset()`` has set."""
+        """Return the identity of the data: of the data set and of attributes that ``dataset()`` has set."""
         with self._borrowed.taken():
             self._given_data()
             return self.data.contents(undone_in(self._world, self._user))
@@ -337,8 +339,8 @@ class TorchLoop(Adapter):
         }
 
     def train_by(self, numerics: str) -> bool:
-        """Train by the step backend of this name, for a trainable that leaves the choice to the search. Return whether
-        it was trained by it before, so that the present state stays.
+        """Select the step backend of this name, for a trainable that leaves the choice to the search. Return whether it
+        was selected before; otherwise, training starts again.
 
         Raises:
             UsageError: there is no such backend, or it cannot run here.
@@ -350,15 +352,15 @@ class TorchLoop(Adapter):
         return False
 
     def seconds(self) -> float:
-        """Return a time by which steps are compared, as :meth:`hpstage.trainable.Bundling.seconds` does."""
+        """Return the time in seconds by which backends are compared; see :meth:`hpstage.trainable.Bundling.seconds`."""
         self.synchronize()
-        # Where one thread does all the work, the time that it is running: on a busy machine it waits for others.
+        # If one thread does all the work, take its CPU time: on a busy machine, it waits for other processes.
         alone = self.device.type == "cpu" and torch.get_num_threads() == 1 and not self._user.num_workers
         return time.thread_time() if alone else time.perf_counter()
 
     def measure_backends(self, initial: Mapping[str, Scalar], steps: float) -> dict[str, float]:
-        """Return the seconds of a step by each backend, as :meth:`hpstage.executor.Executor.measure` does, and leave
-        the choice open again."""
+        """Return the seconds per step with each backend, as :meth:`hpstage.executor.Executor.measure` does. Afterwards,
+        no backend is selected."""
         try:
             names = [name for name in usable(self.device) if not backend_named(name).several]
             return measure(self, names, initial, steps)
@@ -367,7 +369,7 @@ class TorchLoop(Adapter):
 
     def _steps_by(self) -> StepBackend:
         if self._backend is None:
-            # Where nothing was measured (a check, a process of the user's own), what can be chosen is trained eagerly.
+            # If no backend was measured and selected (a check, the user's own process), train eagerly.
             name = "eager" if self._numerics == AUTO else self._numerics
             self._backend = usable_backend(name, self.device)(self._user, self.device)
         return self._backend
@@ -397,7 +399,7 @@ class TorchLoop(Adapter):
         backend.release()
         environment.give_memory_back(self.device)
         self._borrowed.take()
-        self._given_data()  # before anything else: what it sets on the object belongs to no trial
+        self._given_data()  # first, since attributes that dataset() sets on the object belong to no trial
         self._world.reset()
         self._hp = self._initial
         self._give_values()
@@ -408,10 +410,10 @@ class TorchLoop(Adapter):
         with sharing_with((one for model in named for one in model.values()), lambda tensor: tensor not in pristine):
             self._built = _Built(self._user, self.device)
         self._see_values("model() or optimizer()")
-        # Copies of what is frozen are lazy, and have their memory in common with equal models.
+        # Frozen tensors share memory with their copies, and with equal models.
         for name, tensor in frozen_tensors(self._built.model, self._built.optimizer):
             tensors = [tensor, *(other[name] for other in named if name in other)]
-            if not any(one in pristine for one in tensors):  # model() has made all of them
+            if not any(one in pristine for one in tensors):  # if model() has made all of them
                 share(*tensors)
         self._world.begin()
         self._turn(self._initial)
@@ -422,11 +424,11 @@ class TorchLoop(Adapter):
         self._pending = False
 
     def _other_models(self) -> Sequence[torch.nn.Module]:
-        """Return models of this process whose memory a new one may have in common."""
+        """Return the models in this process with which a new model may share memory."""
         return ()
 
     def _drop_gradients(self, built: _Built) -> None:
-        """Drop the gradients of the last step where nothing reads them: the default update zeroes gradients before it
+        """Drop the gradients of the last step if nothing reads them: the default update zeroes gradients before it
         computes new ones."""
         if self._gradients_count or type(built.optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
             return
@@ -455,8 +457,8 @@ class TorchLoop(Adapter):
             size = batches.batch_size
         if type(size) is not int or size < 1:
             raise UsageError(
-                f"{type(self._user).__name__}: the batch size is {size!r}; give a hyperparameter 'batch_size', "
-                "or an attribute batch_size, that is a whole number of at least 1"
+                f"{type(self._user).__name__}: the batch size is {size!r}; it must be a whole number of at least 1. "
+                "Give a hyperparameter 'batch_size', or an attribute batch_size"
             )
         batches.see_size(size)
         self._batch_size = size
@@ -472,12 +474,12 @@ class TorchLoop(Adapter):
         set_hp(self._user, dict(self._hp))
 
     def _see_values(self, who: str) -> None:
-        """Refuse changes to ``self.hp`` by the user's code: they would be lost with the next values, or in a fork."""
+        """Refuse changes of ``self.hp`` by the user's code: they would be lost at the next step, or in a fork."""
         if self._user.hp != self._hp:
             raise UsageError(
-                f"{type(self._user).__name__}.{who} has changed self.hp from {self._hp} to {dict(self._user.hp)}: "
-                f"hyperparameters are what the schedules say; work on a copy, dict(hp), read one that may be absent "
-                f'by hp.get("name", default), and keep what you compute under another name'
+                f"{type(self._user).__name__}.{who} has changed self.hp from {self._hp} to {dict(self._user.hp)}, but "
+                f"only schedules may change hyperparameters. Work on a copy, dict(hp), read a hyperparameter that may "
+                f'be absent with hp.get("name", default), and put computed values into another attribute'
             )
 
 

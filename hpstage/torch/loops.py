@@ -1,4 +1,4 @@
-"""Which loop trains a TorchTrainable. :mod:`hpstage.training.trainables` finds the adapters of all other objects."""
+"""Selects the loop that trains a TorchTrainable. :mod:`hpstage.training.trainables` finds adapters of other objects."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from hpstage.torch.trainable import TorchTrainable
 
 
 def loop_of(subject: TorchTrainable) -> TorchLoop:
-    """Return the loop that trains an object: for virtual nodes, for several siblings at a time, or for one.
+    """Return the loop that trains an object: the loop for virtual nodes, for several siblings at a time, or for one
+    trial at a time.
 
     Raises:
-        UsageError: there is no step backend of the name ``numerics``, or the attributes contradict each other.
+        UsageError: there is no step backend named like ``numerics``, or attributes contradict each other.
     """
     if subject.virtual_nodes != 1:
         from hpstage.torch.elastic.loop import ElasticLoop

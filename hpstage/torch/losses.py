@@ -1,4 +1,4 @@
-"""The losses of training: one that is NaN or infinite ends the trial."""
+"""The losses of training: a loss that is NaN or infinite ends the trial."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from hpstage.torch.trainable import TorchTrainable
 
 _UNSEEN = (
-    "%s.update() returns no loss, so that one that is NaN or infinite is not noticed: return it, or set "
-    "terminate_on_nan = False to train on regardless"
+    "%s.update() returns no loss, so a loss that is NaN or infinite is not noticed. Return the loss, or set "
+    "terminate_on_nan = False to continue regardless"
 )
 
 
@@ -33,7 +33,7 @@ class Losses:
         self._warn = each_once()
 
     def add(self, loss: torch.Tensor | float | None, step: int) -> None:
-        """Add the loss of a batch, once that of the batch before was read."""
+        """Add the loss of a batch. The loss of the batch before must have been read."""
         if self._user.terminate_on_nan:
             self._unread = loss, step
 
@@ -46,7 +46,7 @@ class Losses:
         if self._unread is None:
             return
         (loss, step), self._unread = self._unread, None
-        if isinstance(loss, torch.Tensor):  # mostly of one element, for which a sum would be a needless step
+        if isinstance(loss, torch.Tensor):  # mostly of one element, which needs no sum
             loss = (loss if loss.numel() == 1 else loss.detach().sum()).item()
         if isinstance(loss, float):
             if not math.isfinite(loss):

@@ -27,7 +27,7 @@ from hpstage.training.identity import accelerators
 
 
 def bytes_of(model: torch.nn.Module) -> int:
-    """Return the bytes of parameters and buffers; those that are shared count once."""
+    """Return the bytes of parameters and buffers; shared memory counts once."""
     memory = {
         tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
         for tensor in (*model.parameters(), *model.buffers())
@@ -36,7 +36,7 @@ def bytes_of(model: torch.nn.Module) -> int:
 
 
 def flops(model: torch.nn.Module, *inputs: Any) -> int:
-    """Return the floating-point operations of a forward pass: those of matrix products, convolutions and attention."""
+    """Return the floating-point operations of a forward pass in matrix products, convolutions and attention."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -45,8 +45,8 @@ def flops(model: torch.nn.Module, *inputs: Any) -> int:
 
 
 def latency(model: torch.nn.Module, *inputs: Any, repeats: int = 20) -> float:
-    """Return the median seconds of a forward pass, after one that does not count. Noisy: it differs on another machine
-    or next to other work."""
+    """Return the median seconds of a forward pass, after a first pass that does not count. Noisy: it differs between
+    machines, and if other processes are running."""
     device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
     taken = []
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Nets of skorch as a trainable: a step is an epoch.
+"""A net of skorch as a trainable: a step is an epoch.
 
 ::
 
@@ -38,7 +38,7 @@ __all__ = ["SkorchTrainable"]
 logger = logging.getLogger("hpstage")
 
 _CLOCK = "epoch_timer", "print_log"
-"""Callbacks that every net has: the seconds that an epoch took, and a table."""
+"""Callbacks that every net has: the first measures the seconds of an epoch, the second prints a table."""
 _SHOWING = (
     *(callbacks.Checkpoint, callbacks.TrainEndCheckpoint, showing.EpochTimer, showing.MlflowLogger, showing.PrintLog),
     *(showing.NeptuneLogger, showing.ProgressBar, showing.SacredLogger, showing.TensorBoard, showing.WandbLogger),
@@ -48,17 +48,17 @@ _FIT = "fit", "partial_fit", "fit_loop", "run_single_epoch"
 
 
 class SkorchTrainable:
-    """Trains a net of skorch one epoch a step.
+    """Trains a net of skorch, one epoch per step.
 
     Hyperparameters are the net's parameters by skorch's names. ``lr``, ``optimizer__NAME``, ``batch_size`` and
     ``iterator_train__batch_size`` may follow schedules; others, such as ``module__NAME``, are set when a trial begins.
-    ``hpstage.optimize(steps=...)`` takes the place of ``max_epochs``. The random numbers of an epoch (order of samples,
-    dropout) are a function of the hyperparameter ``seed`` (0 without) and the epoch. With the same ones, weights and
+    ``hpstage.optimize(steps=...)`` replaces ``max_epochs``. The random numbers of an epoch (order of samples, dropout)
+    are a function of the hyperparameter ``seed`` (default 0) and the epoch. With the same random numbers, weights and
     history are those of ``net.fit``, bit for bit.
 
-    Metrics are the numbers in the last row of the net's history: ``valid_loss``, ``valid_acc``, those of callbacks such
-    as ``EpochScoring``. Callbacks act as under ``fit`` (``LRScheduler``, ``EarlyStopping``, your own); those that show
-    or save are left out.
+    Metrics are the numbers in the last row of the net's history: ``valid_loss``, ``valid_acc``, and metrics of
+    callbacks such as ``EpochScoring``. Callbacks act as under ``fit`` (``LRScheduler``, ``EarlyStopping``, your own);
+    callbacks that display or save are left out.
 
     Args:
         net: a net that has not been trained. Each trial has a clone of it.
@@ -66,16 +66,17 @@ class SkorchTrainable:
         y: the targets, unless they are in ``X``.
 
     Raises:
-        UsageError: something that a search cannot do, or not exactly; the message names it. Training raises it, too.
+        UsageError: the net has a feature that a search does not support, or not exactly; the message names it. Training
+            may raise it, too.
     """
 
     def __init__(self, net: NeuralNet, X: Any, y: Any = None) -> None:
         if not isinstance(net, NeuralNet):
             raise UsageError(f"net is a {type(net).__name__}; it must be a net of skorch, such as NeuralNetClassifier")
         if net.initialized_:
-            raise UsageError("net is initialized already, and each trial begins with a net of its own: give a new one")
+            raise UsageError("net is initialized already, but each trial begins with a new net. Give a new net")
         if net.compile:
-            raise UsageError("net has compile=True, which is not supported: leave it out")
+            raise UsageError("net has compile=True, which is not supported. Leave it out")
         for name in _FIT:
             owner = next(base for base in type(net).__mro__ if name in vars(base))
             if not owner.__module__.startswith("skorch."):
@@ -103,7 +104,7 @@ class SkorchTrainable:
     def _made(self, hp: Mapping[str, Scalar]) -> Any:
         net = clone(self.net)
         if "max_epochs" in hp:
-            raise UsageError("a step is an epoch: let the space return 'steps' in place of 'max_epochs'")
+            raise UsageError("the space returns 'max_epochs'. A step is an epoch: let it return 'steps' instead")
         try:
             net.set_params(**{name: value for name, value in hp.items() if name != "seed"})
             if net.callbacks != "disable":
@@ -118,7 +119,8 @@ class SkorchTrainable:
 
 
 class _Training(torch.nn.Module):
-    """All that training changes. A module, so that what it leads to is captured, the callbacks included."""
+    """All objects that training changes. It is a module, so that all objects reachable from it, such as callbacks, are
+    captured."""
 
     def __init__(self, net: Any, X: Any, y: Any) -> None:
         super().__init__()
@@ -138,11 +140,11 @@ class _Training(torch.nn.Module):
             net.run_single_epoch(train, training=True, prefix="train", step_fn=net.train_step)
             net.run_single_epoch(valid, training=False, prefix="valid", step_fn=net.validation_step)
             net.notify("on_epoch_end", **data)
-        except KeyboardInterrupt:  # as callbacks end training; those of the keyboard go to another thread
+        except KeyboardInterrupt:  # callbacks raise it to end training; Ctrl-C raises it in another thread
             ended = True
         for _, callback in net.callbacks_:
             if isinstance(callback, callbacks.EpochScoring):
-                callback._initialize_cache()  # of predictions, with their graph; it is new in each epoch
+                callback._initialize_cache()  # drop predictions with their graph; each epoch begins with an empty cache
         return ended
 
     def measured(self) -> dict[str, float]:
@@ -161,7 +163,9 @@ class _Training(torch.nn.Module):
             if not _is_live(name):
                 raise UsageError(changed_after(name, initial[name], value))
             if name.endswith("lr") and any(isinstance(one, callbacks.LRScheduler) for _, one in net.callbacks_):
-                raise UsageError(f"{name!r} follows a schedule and the callback LRScheduler: leave one of them out")
+                raise UsageError(
+                    f"{name!r} follows both a schedule and the callback LRScheduler. Leave out one of them"
+                )
             net.set_params(**{name: value})
 
 
@@ -170,7 +174,7 @@ def _is_live(name: str) -> bool:
 
 
 def _used(given: Any) -> Any:
-    """Return the callbacks without those that show or save; refuse those that cannot work here."""
+    """Return the callbacks without those that display or save. Refuse callbacks that are not supported."""
     if not isinstance(given, list):
         return given
     return [one for one in given if not _is_left_out(one[1] if isinstance(one, tuple) else one)]
@@ -179,9 +183,9 @@ def _used(given: Any) -> Any:
 def _is_left_out(callback: Any) -> bool:
     name = type(callback).__name__
     if getattr(callback, "load_best", False):
-        raise UsageError(f"the callback {name} has load_best=True: leave it out; result.best_model() is the best")
+        raise UsageError(f"the callback {name} has load_best=True. Leave it out; result.best_model() is the best model")
     if isinstance(callback, callbacks.LoadInitState):
-        raise UsageError(f"the callback {name} loads what another training saved: leave it out")
+        raise UsageError(f"the callback {name} loads the state of another training. Leave it out")
     if isinstance(callback, _SHOWING):
         logger.warning("the callback %s is not used: hpstage itself measures, saves and shows progress", name)
         return True

@@ -50,7 +50,7 @@ logger = logging.getLogger("hpstage")
 
 _SCHEDULES = {"learning_rate": "lr_schedule", "clip_range": "clip_range", "clip_range_vf": "clip_range_vf",
               "exploration_rate": "exploration_schedule"}  # fmt: skip
-"""Hyperparameters that algorithms read by a function of their progress, and the attribute that has it."""
+"""Hyperparameters that algorithms read from a function of their progress, and the attributes that hold the function."""
 _WHOLE = "n_epochs", "batch_size", "gradient_steps", "learning_starts", "target_update_interval", "policy_delay"
 _NUMBERS = (
     *("gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm", "target_kl", "tau", "target_policy_noise"),
@@ -59,45 +59,47 @@ _NUMBERS = (
 """Hyperparameters that algorithms read from attributes of the same name whenever they need them."""
 _ENDLESS = 1 << 62
 _BY_SYSTEM = 1 << 64
-"""Seeds from this value on were drawn by the system."""
-_STREAM = 36  # of seeds for evaluation
+"""Seeds of at least this value were drawn by the system."""
+_STREAM = 36  # distinguishes the seeds of evaluation
 _SHOWING = vec_env.VecVideoRecorder, gymnasium.wrappers.RecordVideo, gymnasium.wrappers.RecordEpisodeStatistics
 _IN_C = "gymnasium.envs.mujoco.", "gymnasium.envs.box2d.", "ale_py", "shimmy."
 _REMEDY = (
     "give the environment, or a gymnasium.Wrapper around it, state_dict() and load_state_dict(state) that return "
-    "and restore all of its state (of MuJoCo: mj_getState and mj_setState; of the ALE: cloneState and restoreState), "
-    "and name in the trainable's `stateless` what cannot be looked into"
+    "and restore all of its state (with MuJoCo: mj_getState and mj_setState; with the ALE: cloneState and "
+    "restoreState), and name in the trainable's `stateless` the attributes that cannot be read"
 )
 
 
 class StableBaselines3Trainable:
-    """Trains an algorithm of Stable-Baselines3 one iteration of its ``learn`` a step.
+    """Trains an algorithm of Stable-Baselines3, one iteration of its ``learn`` per step.
 
     For PPO and A2C, an iteration is a rollout of ``n_steps`` in each environment and the updates that follow; for DQN,
     SAC, TD3 and DDPG, ``train_freq`` steps in each environment and the ``gradient_steps`` that follow. Weights are bit
-    for bit those of ``learn`` with as many time steps. Policies, optimizers, replay buffers, statistics of
-    ``VecNormalize``, all random generators and the environments, in the middle of an episode, belong to the state.
+    for bit those of ``learn`` with as many time steps. The state contains policies, optimizers, replay buffers,
+    statistics of ``VecNormalize``, all random generators, and the environments, even in the middle of an episode.
 
-    These hyperparameters may follow schedules, where the algorithm has them: ``learning_rate`` (or ``lr``),
+    These hyperparameters may follow schedules if the algorithm has them: ``learning_rate`` (or ``lr``),
     ``clip_range``, ``clip_range_vf``, ``exploration_rate``, ``gamma``, ``gae_lambda``, ``ent_coef``, ``vf_coef``,
     ``max_grad_norm``, ``target_kl``, ``n_epochs``, ``batch_size``, ``tau``, ``gradient_steps``, ``learning_starts``,
     ``target_update_interval``, ``policy_delay``, ``target_policy_noise``, ``target_noise_clip``. They are set on the
-    algorithm at each step, whether or not ``make`` reads them; others are for ``make`` alone, which gets values at
-    step 0. An algorithm made without a ``seed`` has the hyperparameter ``seed``, or 0.
+    algorithm at each step, whether or not ``make`` reads them. Only ``make`` reads the others, with their values at
+    step 0. An algorithm that is made without a ``seed`` is seeded with the hyperparameter ``seed`` (default 0).
 
     Metrics are ``mean_reward``, ``std_reward`` and ``mean_ep_length`` of ``evaluate_policy``.
 
     Args:
         make: returns a new algorithm, given the values of the hyperparameters at step 0, by name.
-        evaluation_env: name of an environment, or a function that returns a new one, with the wrappers of the one
-            that is trained in. Statistics of a ``VecNormalize`` around that are used.
-        episodes: number of episodes that are evaluated. Their seeds depend on the step alone.
+        evaluation_env: name of an environment, or a function that returns a new environment with the wrappers of the
+            training environment. Statistics of a ``VecNormalize`` around the training environment are used.
+        episodes: number of episodes of an evaluation. Their seeds depend only on the hyperparameter ``seed`` and the
+            step.
         deterministic: whether to evaluate without exploration.
-        iterations: iterations of a step.
-        total_timesteps: argument of ``learn``, by which schedules of Stable-Baselines3's own go, and where trials end.
+        iterations: iterations per step.
+        total_timesteps: the argument of ``learn``: schedules of Stable-Baselines3 depend on it, and trials end there.
 
     Raises:
-        UsageError: something that a search cannot do, or not exactly; the message names it. Training raises it, too.
+        UsageError: the algorithm or environment has a feature that a search does not support, or not exactly; the
+            message names it. Training may raise it, too.
     """
 
     def __init__(
@@ -118,7 +120,7 @@ class StableBaselines3Trainable:
                 f"function that returns a new one"
             )
         if episodes < 1 or iterations < 1:
-            raise UsageError("episodes and iterations must be at least 1")
+            raise UsageError(f"episodes is {episodes} and iterations is {iterations}; they must be at least 1")
         self.make = make
         self.evaluation_env = evaluation_env
         self.episodes = episodes
@@ -174,7 +176,7 @@ class StableBaselines3Trainable:
         return algorithm
 
     def _follow(self, training: _Training, hp: Mapping[str, Scalar], initial: Mapping[str, Scalar]) -> None:
-        """Set the algorithm's numbers to the present values."""
+        """Set the attributes of the algorithm that are hyperparameters to their present values."""
         for name, value in hp.items():
             if training.set("learning_rate" if name == "lr" else name, value):
                 continue
@@ -182,16 +184,16 @@ class StableBaselines3Trainable:
                 raise UsageError(changed_after(name, initial[name], value))
             if name != "seed" and not may_read(self.make, name):
                 raise UsageError(
-                    f"nothing reads the hyperparameter {name!r}: make does not mention it, and it is not a number of "
-                    f"{type(training.algorithm).__name__} that could change"
+                    f"nothing reads the hyperparameter {name!r}: make does not mention it, and it is not a parameter "
+                    f"that {type(training.algorithm).__name__} could change"
                 )
         if self.total_timesteps is None:
             for name, attribute in _SCHEDULES.items():
                 schedule = getattr(training.algorithm, attribute, None)
                 if schedule is not None and not _is_constant(schedule):
                     raise UsageError(
-                        f"{name} follows {schedule!r}, which depends on the total number of time steps: give {name} as "
-                        f"a hyperparameter with a schedule of hpstage, such as s.linear(...), or state total_timesteps"
+                        f"{name} follows {schedule!r}, which depends on the total number of time steps. Give {name} as "
+                        f"a hyperparameter with a schedule of hpstage, such as s.linear(...), or give total_timesteps"
                     )
 
     def _measured(self, algorithm: Any, seed: int) -> dict[str, float]:
@@ -202,14 +204,16 @@ class StableBaselines3Trainable:
             utils.check_for_correct_spaces(made, algorithm.observation_space, space)
             utils.set_random_seed(seed % (1 << 32))
             made.seed(seed % (1 << 31))
-            algorithm.action_space = copy.deepcopy(space)  # of which DQN takes samples
+            algorithm.action_space = copy.deepcopy(space)  # DQN draws samples from it
             rewards, lengths = evaluate_policy(
                 algorithm, made, self.episodes, self.deterministic, return_episode_rewards=True, warn=False
             )
         except ValueError as error:
             if "spaces do not match" not in str(error):
                 raise
-            raise UsageError(f"evaluation_env is not wrapped as the one of training: {error}") from None
+            raise UsageError(
+                f"evaluation_env has other spaces than the training environment ({error}). Give it the same wrappers"
+            ) from None
         finally:
             algorithm.action_space = space
             made.close()
@@ -218,7 +222,8 @@ class StableBaselines3Trainable:
 
 
 class _Training(torch.nn.Module):
-    """All that training changes. A module, so that what it leads to is captured, environments included."""
+    """All objects that training changes. It is a module, so that all objects reachable from it, such as environments,
+    are captured."""
 
     def __init__(self, algorithm: Any, total_timesteps: int | None) -> None:
         super().__init__()
@@ -231,8 +236,8 @@ class _Training(torch.nn.Module):
         self._keep_generators()
 
     def iterate(self, times: int) -> bool:
-        """Train one iteration of the loop of ``learn``, with its random numbers. Return whether the loop would end
-        then."""
+        """Train ``times`` iterations of the loop of ``learn``, with the random generators of this training. Return
+        whether the loop has ended."""
         algorithm = self.algorithm
         python, numbers, tensors = self.generators
         random.setstate(python.getstate())
@@ -258,7 +263,7 @@ class _Training(torch.nn.Module):
         tensors.set_state(torch.default_generator.get_state())
 
     def logged(self) -> dict[str, Any]:
-        """Return what the algorithm has recorded since the last call."""
+        """Return the numbers that the algorithm has recorded since the last call."""
         recorded = self.algorithm.logger.name_to_value
         found = {name: value for name, value in recorded.items() if isinstance(value, int | float | np.number)}
         for container in vars(self.algorithm.logger).values():
@@ -267,17 +272,18 @@ class _Training(torch.nn.Module):
         return found
 
     def set(self, name: str, value: Scalar) -> bool:
-        """Set a number of the algorithm. Return whether it is one that may change."""
+        """Set a hyperparameter on the algorithm. Return ``False`` if the algorithm has none of this name that may
+        change."""
         algorithm = self.algorithm
         attribute = _SCHEDULES.get(name, name)
         if name not in (*_SCHEDULES, *_NUMBERS) or not hasattr(algorithm, attribute) or isinstance(value, str | bool):
             return False
         if name == "ent_coef" and getattr(algorithm, "ent_coef_optimizer", None) is not None:
-            return False  # it is learnt
+            return False  # the algorithm learns it
         if name in _WHOLE and type(value) is not int:
             raise UsageError(f"the hyperparameter {name!r} is {value!r}; it must be a whole number")
         if name in _SCHEDULES:
-            # Made before the first step, then changed.
+            # The schedule is created before the first step; later steps change its value.
             schedule = self.schedules.setdefault(name, utils.FloatSchedule(0.0))
             if value is not None:
                 schedule.value_schedule.val = float(value)
@@ -319,7 +325,7 @@ def _is_constant(schedule: Any) -> bool:
 
 
 class _NoTime:
-    """The start time of a Monitor, so that all of its times are 0."""
+    """A start time of a Monitor from which all times that it measures are 0."""
 
     def __rsub__(self, now: float) -> float:
         return 0.0
@@ -345,20 +351,20 @@ def _spaces(space: Any) -> Iterator[Any]:
 
 
 def _settle(env: Any) -> None:
-    """Remove from environments what displays training, and what never repeats: the clock, and generators that nobody
-    seeded."""
+    """Make environments repeatable: seed the generators of spaces that are not seeded, and let Monitors measure no time
+    and write no file."""
     for layer in _layers(env):
         for space in (*_spaces(layer.observation_space), *_spaces(layer.action_space)):
             source = getattr(space, "_np_random", None)
             entropy = None if source is None else getattr(source.bit_generator.seed_seq, "entropy", None)
             if isinstance(entropy, int) and entropy >= _BY_SYSTEM:
                 space.seed(0)
-        if "class_attributes" in vars(layer):  # of a VecEnvWrapper, which reads the names alone
+        if "class_attributes" in vars(layer):  # a VecEnvWrapper reads only the names, so drop the values
             layer.class_attributes = dict.fromkeys(layer.class_attributes)
         if isinstance(layer, Monitor | vec_env.VecMonitor):
             layer.t_start = _NoTime()
             if layer.results_writer is not None:
-                logger.warning("a Monitor writes no file here: `hpstage export` has the metrics")
+                logger.warning("a Monitor writes no file in a search; `hpstage export` writes the metrics")
                 layer.results_writer.close()
                 layer.results_writer = None
 
@@ -368,7 +374,7 @@ def _has_own_state(env: Any) -> bool:
 
 
 def _see_algorithm(algorithm: Any) -> None:
-    """Refuse an algorithm or environment that cannot be stepped, or not exactly."""
+    """Refuse an algorithm or environment that cannot be trained step by step, or not exactly."""
     kind = type(algorithm)
     if not isinstance(algorithm, OnPolicyAlgorithm | OffPolicyAlgorithm):
         raise UsageError(f"make has returned a {kind.__name__}, which is not an on-policy or off-policy algorithm")
@@ -376,23 +382,25 @@ def _see_algorithm(algorithm: Any) -> None:
     if not owner.__module__.startswith("stable_baselines3."):
         raise UsageError(f"{owner.__name__} overrides learn(); hpstage can only step through Stable-Baselines3's own")
     if algorithm.device.type != "cpu":
-        raise UsageError(f"make has returned a {kind.__name__} on {algorithm.device}: give it device='cpu'")
+        raise UsageError(f"make has returned a {kind.__name__} on {algorithm.device}. Give it device='cpu'")
     if algorithm.env is None:
-        raise UsageError(f"make has returned a {kind.__name__} without an environment")
+        raise UsageError(f"make has returned a {kind.__name__} without an environment. Give it one")
     for layer in _layers(algorithm.env):
         name = type(layer).__name__
         if isinstance(layer, vec_env.SubprocVecEnv):
-            raise UsageError(f"{name} keeps environments in other processes: use a DummyVecEnv; workers are processes")
+            raise UsageError(
+                f"{name} has its environments in other processes, whose state cannot be captured. Use a DummyVecEnv"
+            )
         if isinstance(layer, _SHOWING):
-            raise UsageError(f"{name} shows training by the clock: leave it out; the algorithm adds a Monitor itself")
+            raise UsageError(f"{name} records videos or times. Leave it out; the algorithm adds a Monitor itself")
     for env in getattr(algorithm.env.unwrapped, "envs", ()):
         inner = env.unwrapped
         if type(inner).__module__.startswith(_IN_C) and not any(map(_has_own_state, _layers(env))):
-            raise UsageError(f"{type(inner).__name__} keeps its state where nothing can look into it: {_REMEDY}")
+            raise UsageError(f"the state of {type(inner).__name__} cannot be read from Python: {_REMEDY}")
 
 
 def _forget(policy: torch.nn.Module) -> None:
-    """Drop the values of the last batch, with its graph, that policies keep and never read again."""
+    """Drop the tensors of the last batch, and their graph, that policies keep but never read again."""
     for module in policy.modules():
         holder = getattr(module, "action_dist", None)
         for name, value in vars(holder).items() if holder is not None else ():
@@ -403,7 +411,7 @@ def _forget(policy: torch.nn.Module) -> None:
 
 
 def _normalized(env: Any, of_training: vec_env.VecNormalize | None) -> Any:
-    """Return the environment with the statistics of training, if there are any."""
+    """Return the environment, normalized with the statistics of training if there are any."""
     if of_training is None:
         return env
     names = "norm_obs", "clip_obs", "epsilon", "norm_obs_keys"

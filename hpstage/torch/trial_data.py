@@ -1,4 +1,4 @@
-"""TrialData: what the trials of a TorchTrainable train on."""
+"""TrialData: the data on which the trials of a TorchTrainable are trained."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from hpstage.training.randomness import Purpose, rekey
 
 
 class TrialData:
-    """The data set, made once for all trials, and what a trial prepares of its own (Lightning's, by its model).
+    """The data set, made once for all trials, and the data that a trial prepares for itself (the Trainer of a
+    TrainerTrainable may tokenize them).
 
     Args:
-        user: whose ``dataset()`` it is.
+        user: the object with ``dataset()``.
+        device: the device that batches are moved to.
     """
 
     def __init__(self, user: TorchTrainable, device: torch.device) -> None:
@@ -36,8 +38,8 @@ class TrialData:
 
     @property
     def dataset(self) -> Any:
-        """The data set, which training may change; None before it is made, and of a stream, which keeps its position
-        itself."""
+        """The data set, which training may change; ``None`` before it is made, and for a stream, which reports its
+        position itself."""
         return self._given.dataset if isinstance(self._given, Batches) else None
 
     @property
@@ -45,7 +47,7 @@ class TrialData:
         return self._given is not None
 
     def given(self) -> Batches | StreamBatches:
-        """Return the batches of the data set; it is made with the first call."""
+        """Return the batches of the data set, which the first call makes."""
         if self._given is None:
             user = self._user
             before = dict(vars(user))
@@ -64,12 +66,14 @@ class TrialData:
         return self._given
 
     def take_over(self, other: TrialData) -> None:
-        """Use the data set of another one, of the same object of the user's."""
+        """Use the data set of another TrialData of the same object."""
         self._given, self._made = other.given(), other._made
 
     def of_trial(self, built: object) -> Batches | StreamBatches:
-        """Return the batches to train on: those that the trial has prepared, once for each that is ``built``, or those
-        of the data set."""
+        """Return the batches to train on: those that the present trial has prepared, or else those of the data set.
+
+        ``built``: the model and optimizer of the trial. For each new one, the trial prepares its data again.
+        """
         given = self.given()
         if self._prepared_with is not built:
             if self._prepared is not None:
@@ -84,18 +88,18 @@ class TrialData:
         self._prepared_with = None
 
     def close(self) -> None:
-        """End the processes that load; what a trial has prepared is forgotten."""
+        """End the processes that load, and forget the data that a trial has prepared."""
         for batches in (self._given, self._prepared):
             if batches is not None:
                 batches.close()
         self._prepared = self._prepared_with = None
 
     def contents(self, undone: Undone) -> Contents:
-        """Return what can be seen of the data, in the data set and in attributes that ``dataset()`` has set; what that
-        changes is ``undone``."""
+        """Return the identity of the data: of the data set and of attributes that ``dataset()`` has set. ``undone``:
+        see :func:`hpstage.torch.contents.undone_in`."""
         if self._contents is None:
             data = self.given()
-            with self._without_values("the data set", "set data_version, since it cannot be looked at without"):
+            with self._without_values("the data set", "set data_version, since its samples need hyperparameters"):
                 self._contents = contents_of(data, self._made, owner=self._user, undone=undone)
         return self._contents
 
@@ -123,7 +127,8 @@ class TrialData:
 
 
 def _without_hp(user: TorchTrainable) -> None:
-    """Disallow access to hyperparameters in a process that loads ahead: there they are of the step it started in."""
+    """Disallow access to hyperparameters in a process that loads ahead: its values would be those of the step in which
+    it was started."""
     why = "processes that load data know no values; read them in loss() or update(), or load with num_workers = 0"
     set_hp(user, NoValues(f"{type(user).__name__}'s data set or collate()", why))
 

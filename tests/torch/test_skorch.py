@@ -207,7 +207,7 @@ class OwnLoop(NeuralNetClassifier):  # type: ignore[misc]
         (lambda: classifier(compile=True), "compile=True"),
         (lambda: OwnLoop(Net), r"OwnLoop overrides fit_loop\(\)"),
         (lambda: classifier(EarlyStopping(load_best=True)), "EarlyStopping has load_best=True"),
-        (lambda: classifier(LoadInitState(Checkpoint())), "LoadInitState loads what another training saved"),
+        (lambda: classifier(LoadInitState(Checkpoint())), "LoadInitState loads the state of another training"),
     ],
 )
 def test_a_net_that_cannot_be_stepped_is_refused_by_name(net: Any, message: str) -> None:
@@ -227,10 +227,14 @@ SCHEDULED = [{"lr": 0.1}, {"lr": 0.01}]
             [{"module__width": 4}, {"module__width": 8}],
             "'module__width' changes from 4 to 8, but is read",
         ),
-        (classifier(LRScheduler("StepLR", step_size=2)), SCHEDULED, "'lr' follows a schedule and the callback LRSched"),
+        (
+            classifier(LRScheduler("StepLR", step_size=2)),
+            SCHEDULED,
+            "'lr' follows both a schedule and the callback LRSched",
+        ),
         (classifier(), [{"widht": 4}], "does not take these hyperparameters: .*widht"),
         (classifier(), [{"module__widht": 4}], "does not take these hyperparameters: .*widht"),
-        (classifier(), [{"max_epochs": 4}], "a step is an epoch: let the space return 'steps'"),
+        (classifier(), [{"max_epochs": 4}], "A step is an epoch: let it return 'steps'"),
     ],
 )
 def test_hyperparameters_that_cannot_be_followed_are_refused(net: Any, hps: Any, message: str) -> None:
