@@ -52,7 +52,7 @@ def transformers(**arguments: Any) -> Case:
 
 def own_order() -> Case:
     case = transformers(dataloader_drop_last=True)
-    why = r"Trainer orders samples itself, .* as they are by default\. Branch at step 0, at=0$"
+    why = r"Trainer decides the order of samples itself, .* have their defaults\. Branch at step 0, at=0$"
     hp = {**case.hp, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
     fixed = {"seed": (5, why), "per_device_train_batch_size": (8, why), "gradient_accumulation_steps": (2, why)}
     return replace(case, hp=hp, changes={"learning_rate": s.linear(0.005)}, fixed=fixed)

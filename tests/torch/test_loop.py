@@ -401,7 +401,7 @@ def other_network(self: Small, hp: Any) -> nn.Module:
 @pytest.mark.parametrize(
     ("other", "match"),
     [
-        (lambda: Small(adam), "SGD, but optimizer.. gives torch.optim.adam.Adam"),
+        (lambda: Small(adam), "SGD, but optimizer.. returns torch.optim.adam.Adam"),
         (lambda: failing(model=other_network), "another model"),
     ],
 )

@@ -151,14 +151,18 @@ def test_lightning_trains_on_what_the_weights_decide(tmp_path: Path) -> None:
         (
             lambda: trainer(args=hf.arguments(dataloader_drop_last=True)),
             BERT,
-            "Trainer orders samples itself: leave train_sampling_strategy, dataloader_drop_last",
+            "Trainer decides the order itself. Leave train_sampling_strategy, dataloader_drop_last",
         ),
-        (lambda: trainer(trainer_class=hf.OwnOrder), BERT, "but OwnOrder orders samples itself"),
-        (lambda: trainer(trainer_class=Tokenizing), BERT, "but Tokenizing makes other data of it: prepare the sources"),
+        (lambda: trainer(trainer_class=hf.OwnOrder), BERT, "but OwnOrder decides the order itself"),
+        (
+            lambda: trainer(trainer_class=Tokenizing),
+            BERT,
+            "but Tokenizing makes other data from it. Prepare the sources",
+        ),
         (
             lambda: trainer(trainer_class=hf.Filtering),
             BERT,
-            "Filtering makes other data of it: prepare the sources first",
+            "Filtering makes other data from it. Prepare the sources first",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""A Hugging Face Trainer's setup as a trainable: model, TrainingArguments, collator and metrics stay as they are."""
+"""The setup of a Hugging Face Trainer as a trainable, with its model, TrainingArguments, collator and metrics."""
 
 from hpstage.torch.transformers.trainable import TrainerTrainable
 

@@ -1,4 +1,4 @@
-"""TrainingArguments: what of them decides training, what hpstage does itself, and what is refused."""
+"""TrainingArguments: the fields that decide training, those that hpstage replaces, and those that are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIVE = frozenset(
         *("per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm", "label_smoothing_factor"),
     )
 )
-"""Fields that may change at any step. So may those that a user's subclass adds; the others are read at step 0 only."""
+"""Fields that may change at any step. Fields that a user's subclass adds may change, too; others are read at step 0."""
 
 _REFUSED = {
     "accelerator_config": "a trial trains on one device",
@@ -47,7 +47,7 @@ _UNUSED = {
     "push_to_hub": "result.best_model().push_to_hub(...) does it after the search",
     "report_to": "result.write_report(...) and optuna-dashboard show what the search has measured",
 }
-"""Fields that decide nothing, but that a user may rely on: a warning names what replaces them."""
+"""Fields without effect on training, but on which a user may rely: a warning names their replacement."""
 _REFUSED_SCHEDULERS = ("reduce_lr_on_plateau", "greedy")
 _REFUSED_OPTIMIZERS = ("layerwise", "lomo")
 
@@ -58,26 +58,28 @@ _IGNORED = frozenset(
         *("enable_jit_checkpoint", "ignore_data_skip", "restore_callback_states_from_checkpoint", "local_rank"),
         *("include_num_input_tokens_seen", "skip_memory_metrics", "logging_strategy", "logging_steps"),
         *("logging_first_step", "log_level", "log_level_replica", "log_on_each_node"),
-        # Set by transformers itself where the field that replaces them is set.
+        # transformers itself sets them if the field that replaces them is set.
         *("gradient_checkpointing", "gradient_checkpointing_kwargs"),
     )
 )
-"""Fields about logging, saving, loading and when to evaluate: the search does that, and they decide no bits."""
+"""Fields about logging, saving, loading and the time of evaluations, which the search decides. They decide no bits."""
 _OF_LIBRARY = {field.name for field in dataclasses.fields(TrainingArguments)}
 _IGNORED_PREFIXES = ("save_", "hub_", "trackio_", "ddp_", "dataloader_")
 
 
 class Arguments:
-    """The user's TrainingArguments without what does not decide training. Plain values, so that a key can hold them.
+    """The fields of the user's TrainingArguments that decide training, as plain values, which can be part of a key.
 
     Args:
-        given: as the user has made them.
+        given: the user's TrainingArguments.
 
     Attributes:
-        scheduler: what changes the learning rate, as errors name it; empty if nothing does.
+        kind: the class of the arguments.
+        fields: names and values of the fields.
+        scheduler: the argument that changes the learning rate, as errors name it; empty if none does.
 
     Raises:
-        UsageError: a field is set that has no meaning in a search, or cannot be exact. The message names it.
+        UsageError: a field is set that a search does not support, or not exactly. The message names it.
     """
 
     def __init__(self, given: TrainingArguments) -> None:
@@ -88,18 +90,17 @@ class Arguments:
         self.scheduler = "" if scheduler == "constant" else f"lr_scheduler_type={scheduler!r} of TrainingArguments"
         for name in self.fields.keys() & _REFUSED.keys():
             raise UsageError(
-                f"TrainingArguments({name}={self.fields[name]!r}) has no meaning in a search: {_REFUSED[name]}"
+                f"TrainingArguments({name}={self.fields[name]!r}) is not supported in a search: {_REFUSED[name]}"
             )
         for name, instead in _UNUSED.items():
             if value := getattr(given, name, None):
                 warn_once(f"TrainingArguments({name}={value!r}) is not used in a search: {instead}")
 
     def _stated(self, given: TrainingArguments) -> dict[str, Any]:
-        """Return the fields that make these arguments again, without those that follow from the others.
+        """Return a minimal set of fields from which equal arguments can be made.
 
-        A field may follow from others, or from the machine, in ``__post_init__``: TRL's arguments choose bf16 where
-        neither it nor fp16 is stated. So neither its default nor an instance without the user's fields shows whether it
-        was stated.
+        ``__post_init__`` may derive a field from other fields, or from the machine: TRL's arguments choose bf16 if
+        neither bf16 nor fp16 is given. So it does not follow from a field's default whether the user has given it.
         """
         values = {
             field.name: _plain(getattr(given, field.name))
@@ -113,7 +114,7 @@ class Arguments:
             fewer = {other: value for other, value in fields.items() if other != name}
             try:
                 made = self._made(fewer)
-            except Exception:  # without this field the machine cannot do it, or two others exclude each other
+            except Exception:  # without this field, the machine does not support another one, or two others conflict
                 continue
             if all(_same(_plain(getattr(made, other)), value) for other, value in values.items()):
                 fields, names = fewer, [*fewer]
@@ -131,18 +132,18 @@ class Arguments:
                 "this process is one of several in a torch.distributed group, but a trial trains on one device; run "
                 "the search in a single process"
             )
-        made._n_gpu = min(made._n_gpu, 1)  # on several, Trainer would wrap the model in DataParallel
+        made._n_gpu = min(made._n_gpu, 1)  # with several GPUs, Trainer would wrap the model in DataParallel
         _see(made)
         return made
 
     def _made(self, fields: Mapping[str, Any]) -> TrainingArguments:
-        # Trainer makes its output folder: one that is there. Nothing is written into it.
+        # Trainer creates its output folder, so give it an existing one. Nothing is written into it.
         silent = {"output_dir": tempfile.gettempdir(), "report_to": "none", "disable_tqdm": True}
-        pin_memory = torch.cuda.is_available()  # of evaluation; torch warns where it is of no use
+        pin_memory = torch.cuda.is_available()  # for evaluation; torch warns if it has no effect
         return self.kind(**{**fields, **silent, "dataloader_pin_memory": pin_memory})
 
     def named(self, hp: Iterable[str]) -> list[str]:
-        """Return the hyperparameters that are fields. Raise :class:`UsageError` for one that cannot be one."""
+        """Return the hyperparameters that name fields. Raise :class:`UsageError` if a field cannot be one."""
         fields = {field.name for field in dataclasses.fields(self.kind) if field.init}
         for name in hp:
             if name == "batch_size":
@@ -152,42 +153,43 @@ class Arguments:
                 )
             if name in fields and (name in _REFUSED or name in LENGTH or is_ignored(name)):
                 raise UsageError(
-                    f"the hyperparameter {name!r} is a field of TrainingArguments that decides nothing in a search"
-                    + (": steps= of optimize() says how long trials are" if name in LENGTH else "")
+                    f"the hyperparameter {name!r} is a field of TrainingArguments that has no effect in a search"
+                    + (": steps= of optimize() is the length of trials" if name in LENGTH else "")
                 )
         return [name for name in hp if name in fields]
 
     def value(self, name: str) -> Any:
-        """Return the value of a field, as far as no hyperparameter has its name."""
+        """Return the value of a field for trials in which no hyperparameter has its name."""
         if name in self.fields:
             return self.fields[name]
         return self._default(name)
 
     def cast(self, name: str, value: Scalar) -> Scalar:
-        """Return the value of a hyperparameter in the type of its field: it arrives as ``1`` for ``1.0``.
+        """Return the value of a hyperparameter in the type of its field, since schedules give ``1`` for ``1.0``.
 
         Raises:
-            UsageError: the field holds whole numbers, and the value is none.
+            UsageError: the field needs a whole number, but the value is another one.
         """
         kind = next(field.type for field in dataclasses.fields(self.kind) if field.name == name)
         if kind in (float, "float") and type(value) is int:
             return float(value)
         if kind in (int, "int") and type(value) is not int:
-            raise UsageError(f"the hyperparameter {name!r} is {value!r}; TrainingArguments need a whole number")
+            raise UsageError(f"the hyperparameter {name!r} is {value!r}; TrainingArguments needs a whole number")
         return value
 
     def is_live(self, name: str) -> bool:
         return name in LIVE or name in {field.name for field in dataclasses.fields(self.kind)} - _OF_LIBRARY
 
     def suggestion(self, name: str) -> str:
-        """Return a remark that names a field like ``name``, or nothing."""
+        """Return a question that suggests a field with a name similar to ``name``; empty if there is none."""
         names = [field.name for field in dataclasses.fields(self.kind) if not is_ignored(field.name)]
         close = ["learning_rate"] if name == "lr" else difflib.get_close_matches(name, names, 1)
         return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def detach() -> None:
-    """Leave what all Trainers of a process share to those that there are: new TrainingArguments clear it."""
+    """Give future Trainers their own shared state. All Trainers of a process share it, and new TrainingArguments clear
+    it; existing Trainers keep the present one."""
     for kind in (AcceleratorState, PartialState):
         kind._shared_state = dict(kind._shared_state)
 
@@ -202,11 +204,14 @@ def _see(args: TrainingArguments) -> None:
     scheduler, optimizer = str(_plain(args.lr_scheduler_type)), str(_plain(args.optim))
     if scheduler in _REFUSED_SCHEDULERS:
         raise UsageError(
-            f"lr_scheduler_type={scheduler!r} goes by metrics, which are measured only where the search requests them: "
-            f"give learning_rate a schedule"
+            f"lr_scheduler_type={scheduler!r} depends on metrics, which are measured only if the search requests them. "
+            f"Give learning_rate a schedule"
         )
     if any(name in optimizer for name in _REFUSED_OPTIMIZERS):
-        raise UsageError(f"optim={optimizer!r} updates weights during the backward pass, where no state can be taken")
+        raise UsageError(
+            f"optim={optimizer!r} updates weights during the backward pass, which a search does not support. Choose "
+            f"another optimizer"
+        )
 
 
 def _same(value: Any, other: Any) -> bool:

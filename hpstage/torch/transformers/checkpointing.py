@@ -12,10 +12,11 @@ from transformers import PreTrainedModel
 
 @contextmanager
 def only_switched(model: torch.nn.Module) -> Iterator[None]:
-    """Within it, a model's activation checkpointing is only switched off and on.
+    """Return a context in which switching a model's activation checkpointing only sets flags.
 
-    transformers would register hooks and make functions each time: equal ones, but objects that no state can hold. The
-    hooks, by which the inputs of the model require gradients, do nothing where there are none, as in generation.
+    Otherwise, transformers would create hooks and functions each time, which are equal to the previous ones but cannot
+    be part of a state. The existing hooks, which make the model's inputs require gradients, can stay: they have no
+    effect without gradients, as in generation.
     """
     models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     switched: list[Any] = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]

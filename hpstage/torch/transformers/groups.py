@@ -1,4 +1,4 @@
-"""Param groups as Trainer makes them, following schedules."""
+"""The param groups that Trainer makes, and how their fields follow schedules."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from hpstage.schedule import Scalar
 Group = dict[str, Any]
 
 _MULTIPLES = {"learning_rate": "lr", "weight_decay": "weight_decay"}
-"""Hyperparameters, and the fields of groups that are multiples of them: biases have no weight decay."""
+"""Hyperparameters, and the fields of groups that are multiples of them (0 for the weight decay of biases)."""
 _FACTOR = "_factor"
 
 
 def built(trainer: Any, hp: Mapping[str, Scalar]) -> torch.optim.Optimizer:
-    """Return the optimizer that a Trainer creates. Its groups keep by which factors their fields follow ``hp``.
+    """Return the optimizer that a Trainer creates. Its groups also contain the factors between hyperparameters and the
+    fields that follow them.
 
     Raises:
-        UsageError: a hyperparameter that the optimizer does not have, or whose factors are unknown.
+        UsageError: the optimizer has no field for a hyperparameter, or the factor of a field is unknown.
     """
     args = trainer.args
     first = {name: getattr(args, name) for name in _MULTIPLES if name in hp}
     for name, value in first.items():
-        setattr(args, name, value or 1.0)  # multiples of 0 are all the same
+        setattr(args, name, value or 1.0)  # with 0, the factors could not be seen
     optimizer: torch.optim.Optimizer = trainer.create_optimizer()
     for name, value in first.items():
         field = _MULTIPLES[name]
@@ -63,11 +64,11 @@ def _factor(name: str, found: float, built_with: float, *, first: float) -> floa
         return float(found == built_with)
     if not first:
         raise UsageError(
-            f"{name} is 0 at first, so that the multiple of it in the groups of create_optimizer() is unknown: one "
-            f"has {found!r} where {name} is {built_with}. Begin with another value"
+            f"{name} is 0 at first, so the factors of the groups of create_optimizer() are unknown: a group has "
+            f"{found!r} if {name} is {built_with}. Begin with another value"
         )
     return found / built_with
 
 
 def _without(optimizer: torch.optim.Optimizer, name: str) -> UsageError:
-    return UsageError(f"the hyperparameter {name!r} decides nothing: {type(optimizer).__name__} has no such field")
+    return UsageError(f"the hyperparameter {name!r} has no effect: {type(optimizer).__name__} has no such field")

@@ -1,5 +1,4 @@
-"""Refuses, by name and before the search starts, methods of a Trainer subclass or a callback that it would never
-call."""
+"""Refuses, before a search starts, methods of a Trainer subclass or of a callback that the search never calls."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ _NEVER_CALLED = {
     "_run_epoch": "hpstage runs the loop",
     "create_optimizer_and_scheduler": "override create_optimizer and create_scheduler",
 }
-"""Methods of Trainer that decide training, and are replaced."""
+"""Methods of Trainer that decide training but that hpstage replaces, with the reason or the remedy."""
 
 _EVENTS = frozenset(
     f"on_{name}"
@@ -28,15 +27,15 @@ _EVENTS = frozenset(
         "prediction_step",
     )
 )
-"""Events of callbacks that happen at the same steps however training is cut."""
+"""Events of callbacks that happen at the same steps, no matter how training is cut into stages."""
 
 
 _SHOW = frozenset(("trl.trainer.callbacks", f"{name}Callback") for name in ("RichProgress", "LogCompletions", "Weave"))
-"""Callbacks of other libraries that only show."""
+"""Callbacks of other libraries that only display."""
 
 
 def see_trainer(make: Any) -> None:
-    """Raise :class:`UsageError` if a class of Trainers overrides a method that is not called."""
+    """Raise :class:`UsageError` if a subclass of Trainer overrides a method that is not called."""
     kind = make.func if isinstance(make, partial) else make
     for name, why in _NEVER_CALLED.items():
         if isinstance(kind, type) and getattr(kind, name, None) is not getattr(Trainer, name, None):
@@ -44,20 +43,20 @@ def see_trainer(make: Any) -> None:
 
 
 def see_collator(collator: Any) -> None:
-    """Raise :class:`UsageError` if a data collator has random numbers of its own, which begin in each process."""
+    """Raise :class:`UsageError` if a data collator seeds its own generator, since each process would seed it again."""
     seed = getattr(collator, "seed", None)
     if seed is not None and hasattr(collator, "create_rng"):
         raise UsageError(
-            f"{type(collator).__name__}(seed={seed!r}) seeds a generator in each process that uses it, so that a "
-            f"trial's random numbers would depend on where it is trained. Leave `seed` out to use the trial's own seed"
+            f"{type(collator).__name__}(seed={seed!r}) seeds a generator in each process that uses it, so a trial's "
+            f"random numbers would depend on the process that trains it. Leave `seed` out to use the trial's own seed"
         )
 
 
 def used_callbacks(callbacks: Iterable[Any]) -> list[Any]:
-    """Return the callbacks without those of transformers that only show or save: a warning names them.
+    """Return the callbacks without those of transformers that only display or save, which a warning names.
 
     Raises:
-        UsageError: one stops trials early, or listens to an event that does not happen.
+        UsageError: a callback stops trials early, or has a method for an event that does not happen.
     """
     used = []
     for callback in callbacks:
@@ -66,8 +65,8 @@ def used_callbacks(callbacks: Iterable[Any]) -> list[Any]:
             raise UsageError(f"callbacks has a {kind.__name__}; it must be a TrainerCallback")
         if kind.__name__ == "EarlyStoppingCallback":
             raise UsageError(
-                "EarlyStoppingCallback has no meaning in a search: the algorithm ends trials early (ASHA, "
-                "MedianStopping), and result.load(trial, 'best') gives the best state"
+                "EarlyStoppingCallback is not supported in a search. Use an algorithm that ends trials early (ASHA, "
+                "MedianStopping); result.load(trial, 'best') gives the best state"
             )
         if kind.__module__.partition(".")[0] == "transformers" or (kind.__module__, kind.__name__) in _SHOW:
             warn_once(f"{kind.__name__} is not used in a search, which does its own logging and saving")
@@ -80,23 +79,22 @@ def used_callbacks(callbacks: Iterable[Any]) -> list[Any]:
         ]
         if strange:
             raise UsageError(
-                f"{kind.__name__}.{strange[0]}() is not called in a search, where training is cut into stages and has "
-                f"no epochs, evaluations and saves of its own: do it in {', '.join(sorted(_EVENTS))}, by "
-                f"state.global_step"
+                f"{kind.__name__}.{strange[0]}() is not called in a search, which cuts training into stages and "
+                f"decides when to evaluate and save. Use {', '.join(sorted(_EVENTS))}, and state.global_step"
             )
         used.append(callback)
     return used
 
 
 def drop_callbacks(trainer: Any) -> None:
-    """Remove, from a Trainer that was made, the callbacks that only show or save; its class may have added some.
+    """Remove from a Trainer the callbacks that only display or save; its class may have added some.
 
     Raises:
         UsageError: as :func:`used_callbacks`.
     """
     for callback in [*trainer.callback_handler.callbacks]:
         root = type(callback).__module__.partition(".")[0]
-        if root == "sentence_transformers":  # they collect what a model card says
+        if root == "sentence_transformers":  # they collect data for a model card
             continue
         if isinstance(callback, _USUAL) or not used_callbacks([callback]):
             trainer.remove_callback(callback)

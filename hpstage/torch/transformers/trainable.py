@@ -1,4 +1,4 @@
-"""TrainerTrainable: a Hugging Face Trainer, stepped by hpstage."""
+"""TrainerTrainable: a Hugging Face Trainer, trained step by step by hpstage."""
 
 from __future__ import annotations
 
@@ -48,37 +48,39 @@ class TrainerTrainable(TorchTrainable):
 
     Hyperparameters are named like fields of TrainingArguments. ``learning_rate``, ``weight_decay``, ``adam_beta1``,
     ``adam_beta2``, ``adam_epsilon``, ``per_device_train_batch_size``, ``gradient_accumulation_steps``,
-    ``max_grad_norm``, ``label_smoothing_factor``, ``seed``, and fields that a subclass of yours adds, may change at any
-    step; other fields are read when a trial begins. As under Trainer, the scheduler of ``args`` (linear by default) is
-    stepped, starts from ``learning_rate``, and trials end where ``args`` end training. With
-    ``lr_scheduler_type="constant"``, ``learning_rate`` may follow a schedule of the space, and the steps of trials
-    replace ``args.max_steps`` and ``args.num_train_epochs``.
-    Other names go to ``model_init``.
+    ``max_grad_norm``, ``label_smoothing_factor``, ``seed``, and fields that your own subclass adds, may change at any
+    step; other fields are read when a trial begins. Other names are passed to ``model_init``.
 
-    Trainer's own methods do the work, also as a subclass overrides them: ``compute_loss``, ``training_step``,
+    As in Trainer, the scheduler of ``args`` (linear by default) sets the learning rate, starting from
+    ``learning_rate``, and trials end where ``args`` end training. With ``lr_scheduler_type="constant"``,
+    ``learning_rate`` may follow a schedule of the space, and the steps of trials replace ``args.max_steps`` and
+    ``args.num_train_epochs``.
+
+    Trainer's own methods, or those of a subclass, do the work: ``compute_loss``, ``training_step``,
     ``create_optimizer``, ``create_scheduler``, ``get_batch_samples``, ``evaluate``, ``evaluation_loop``,
-    ``prediction_step``. Metrics have Trainer's names (``eval_loss``, ``eval_accuracy``), without those of its speed.
+    ``prediction_step``. Metrics have Trainer's names (``eval_loss``, ``eval_accuracy``); metrics of speed are left out.
 
     Args:
-        model: trained in each trial from the weights that it has here. Its frozen parameters are shared among
-            trials and in no state, so that a model with PEFT's adapters has small states.
-        args: what decides training in it counts; when to log, save and evaluate is up to the search.
-        model_init: returns a new model, instead of ``model``. It takes nothing, or one argument: the values of the
+        model: the model; each trial starts from its present weights. Its frozen parameters are shared among trials and
+            are not part of states, so that a model with PEFT's adapters has small states.
+        args: only the fields that decide training are used; the search decides when to log, save and evaluate.
+        model_init: returns a new model, instead of ``model``. It takes no argument, or one: the values of the
             hyperparameters at step 0, by name.
-        callbacks: they may act at steps (``on_step_begin``, ``on_step_end``, ...) and end the trial by
-            ``control.should_training_stop``, but neither log, evaluate nor save.
-        trainer_class: ``Trainer``, a subclass, or ``functools.partial`` of one with its other arguments.
+        callbacks: they may act at steps (``on_step_begin``, ``on_step_end``, ...) and end the trial with
+            ``control.should_training_stop``, but not log, evaluate or save.
+        trainer_class: ``Trainer``, a subclass, or a ``functools.partial`` of one with its other arguments.
 
-    The others are Trainer's. ``self.args`` of the Trainer has the present values. ``args.seed`` decides the first
-    weights; the order of samples and all randomness are those of the hyperparameter ``seed`` (0 without), which sets
-    ``args.seed``, too. ``dataloader_num_workers`` processes make samples; they are collated in training.
+    The other arguments are those of Trainer. ``self.args`` of the Trainer has the present values. ``args.seed`` decides
+    the first weights. The hyperparameter ``seed`` (default 0), which sets ``args.seed``, too, decides the order of
+    samples and all randomness. ``dataloader_num_workers`` processes make samples, which the training process collates.
 
     Raises:
-        UsageError: something that a search cannot do, or not exactly; the message names it.
+        UsageError: an argument, or a feature that it uses, is not supported in a search, or not exactly. The message
+            names it.
     """
 
     stateless = (
-        "self.given['processing_class'].deprecation_warnings",  # which warnings it has given
+        "self.given['processing_class'].deprecation_warnings",  # a record of warnings issued
         "self.given['data_collator'].tokenizer.deprecation_warnings",
     )
     _evaluates_by_library = True
@@ -108,9 +110,9 @@ class TrainerTrainable(TorchTrainable):
         if args is None:
             raise UsageError("give TrainerTrainable args=TrainingArguments(...)")
         if train_dataset is None or eval_dataset is None:
-            raise UsageError("give TrainerTrainable a train_dataset and an eval_dataset: metrics come from the latter")
+            raise UsageError("give TrainerTrainable a train_dataset and an eval_dataset, from which metrics come")
         if model_init is not None and len(inspect.signature(model_init).parameters) > 1:
-            raise UsageError("model_init takes more than one argument; it is called with the hyperparameters alone")
+            raise UsageError("model_init takes more than one argument; it must take none, or the hyperparameters")
         see_trainer(trainer_class)
         see_collator(data_collator)
         self.arguments = Arguments(args)
@@ -128,7 +130,8 @@ class TrainerTrainable(TorchTrainable):
             "optimizer_cls_and_kwargs": optimizer_cls_and_kwargs,
             "preprocess_logits_for_metrics": preprocess_logits_for_metrics,
         }
-        self.given = {name: value for name, value in others.items() if value is not None}  # subclasses may lack some
+        # Without those that are None, since a subclass of Trainer may lack them.
+        self.given = {name: value for name, value in others.items() if value is not None}
         if args.use_cpu:
             self.device = "cpu"
         if args.dataloader_num_workers:
@@ -141,15 +144,15 @@ class TrainerTrainable(TorchTrainable):
 
     @property
     def batch_size(self) -> int:
-        """Samples of a step: those of all its accumulated batches."""
+        """Number of samples in a step: those of all accumulated batches."""
         return self._whole("per_device_train_batch_size") * self._whole("gradient_accumulation_steps")
 
     def dataset(self) -> Any:
-        # A stream keeps its position itself, in no state but its own.
+        # A stream reports its own position: train on a copy, so that the user's stream stays where it is.
         return copy.deepcopy(self.train_dataset) if is_stream(self.train_dataset) else self.train_dataset
 
     def _prepared_data(self) -> Any:
-        # A subclass of Trainer may tokenize, filter or pack its data when it is made, by its arguments.
+        # A subclass of Trainer may tokenize, filter or pack its data when it is made, depending on its arguments.
         trainer = self.trainer
         mixed, own_order = isinstance(self.train_dataset, Mixture), has_own_order(trainer)
         if mixed and (own_order or not isinstance(trainer.train_dataset, Mixture)):
@@ -169,7 +172,7 @@ class TrainerTrainable(TorchTrainable):
         try:
             trainer = make(model=new, args=args, train_dataset=self.train_dataset, **self.given)
         except AttributeError as error:
-            if isinstance(error.obj, Mixture):  # it maps or filters a data set of the library datasets
+            if isinstance(error.obj, Mixture):  # the Trainer calls map() or filter() of a data set of `datasets`
                 raise self._no_mixture(getattr(make, "func", make).__name__, own_order=False) from error
             raise
         drop_callbacks(trainer)
@@ -194,7 +197,7 @@ class TrainerTrainable(TorchTrainable):
         if not any(id(parameter) in held for parameter in model.parameters()):
             raise UsageError(
                 f"the optimizer of {type(trainer).__name__} has no parameter of the model: an argument of trainer_class"
-                f" holds another model, as a loss built from a model does. Pass a function that builds it from a model"
+                f" holds another model, such as a loss built from a model. Pass a function that builds it from a model"
             )
         trainer.model_wrapped, trainer.optimizer = trainer.accelerator.prepare(model, optimizer)
         self.batches_of_epoch = self._count_batches()
@@ -214,18 +217,18 @@ class TrainerTrainable(TorchTrainable):
         return group_values(group, self._followed(hp))
 
     def _followed(self, hp: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
-        """Return what the groups follow: all but the rate from which a scheduler of the arguments starts."""
+        """Return the hyperparameters that groups follow: all, without the learning rate if a scheduler sets it."""
         return {name: value for name, value in hp.items() if name != "learning_rate" or not self._scheduler}
 
     @property
     def _scheduler(self) -> str:
-        """The scheduler that changes the learning rate, besides a schedule of the space; empty if there is none."""
+        """The Trainer's scheduler that sets the learning rate, as errors name it; empty if there is none."""
         kind = self._kind
         return f"{kind.__name__}.create_scheduler()" if has_own_scheduler(kind) else self.arguments.scheduler
 
     @property
     def _kind(self) -> Any:
-        """The class of the Trainer; where a function makes it, that of the present one, if there is one."""
+        """The class of the Trainer; if a function makes Trainers, the class of the present Trainer."""
         given = self.trainer_class
         kind: Any = given.func if isinstance(given, partial) else given
         return kind if isinstance(kind, type) else type(self.trainer)
@@ -258,7 +261,7 @@ class TrainerTrainable(TorchTrainable):
             losses.append(trainer.training_step(model, inputs, count))
             if number < len(batches):
                 self._call("on_substep_end")
-                if trainer.control.should_training_stop:  # Trainer then leaves the weights as they are
+                if trainer.control.should_training_stop:  # as in Trainer, weights are not updated
                     raise StopTraining(_STOPPED)
         values = {"loss": float(sum(losses)), "learning_rate": trainer.optimizer.param_groups[0]["lr"]}
         if trainer.args.max_grad_norm > 0:
@@ -289,7 +292,7 @@ class TrainerTrainable(TorchTrainable):
         return Made(made, trainer.samples_seen / len(trainer.train_dataset))
 
     def evaluate(self, model: torch.nn.Module) -> Mapping[str, float]:
-        """Return Trainer's metrics, without those of its speed, which are never the same twice."""
+        """Return Trainer's metrics, without metrics of speed, which are never the same twice."""
         with only_switched(model) if self.trainer.args.activation_checkpointing else nullcontext():
             metrics = self.trainer.evaluate()
         return {name: value for name, value in metrics.items() if not name.endswith(_OF_SPEED) and name != "epoch"}
@@ -299,7 +302,7 @@ class TrainerTrainable(TorchTrainable):
         return horizon_of(self.trainer, self.batches_of_epoch, by_epoch=self.step_unit == "epoch")
 
     def _count_batches(self) -> int:
-        """Return the batches of an epoch, as Trainer counts them."""
+        """Return the number of batches in an epoch, as Trainer counts them."""
         trainer = self.trainer
         if has_own_order(trainer):
             return len(own_loader(trainer))
@@ -309,18 +312,18 @@ class TrainerTrainable(TorchTrainable):
         return batches
 
     def _new_model(self, hp: Mapping[str, Scalar]) -> tuple[torch.nn.Module, Callable[..., Trainer]]:
-        """Return a new model, and what makes a Trainer of it."""
+        """Return a new model, and the class or function that makes a Trainer from it."""
         if self.model_init is not None:
             model = self.model_init(dict(hp)) if _takes_values(self.model_init) else self.model_init()
             return model, self.trainer_class
         assert self.pretrained is not None
-        # Frozen parameters are shared: what no training changes is in no state.
+        # Trials share frozen parameters: no training changes them, so they are not part of states.
         given = self.pretrained
         copied: dict[int, Any] = {id(part): part for part in given.parameters() if not part.requires_grad}
         model = copy.deepcopy(given, copied)
         if not isinstance(self.trainer_class, partial):
             return model, self.trainer_class
-        # A loss that was made of the model is then one of its copy.
+        # A loss that was built from the model must refer to the copy.
         others = {
             name: copy.deepcopy(value, copied) if _holds(value, given) else value
             for name, value in self.trainer_class.keywords.items()
@@ -334,7 +337,7 @@ class TrainerTrainable(TorchTrainable):
         for name in hp:
             meant = self.arguments.suggestion(name)
             if name in fields or self._weighs(name) or (given and (not meant or may_read(self.model_init, name))):
-                continue  # names unlike any field may be read in ways that cannot be followed
+                continue  # model_init may read a name in ways that cannot be found, unless it is similar to a field
             without = "model_init does not mention it" if given else "there is no model_init that takes an argument"
             raise UsageError(
                 f"nothing reads the hyperparameter {name!r}: it is not a field of {self.arguments.kind.__name__}{meant}"
@@ -344,25 +347,24 @@ class TrainerTrainable(TorchTrainable):
     @staticmethod
     def _no_mixture(name: str, *, own_order: bool) -> UsageError:
         return UsageError(
-            f"train_dataset is a Mixture, whose weights decide which samples are taken, but {name} "
-            f"{_DECIDES[own_order]}"
+            f"train_dataset is a Mixture, whose weights decide the order of samples, but {name} {_DECIDES[own_order]}"
         )
 
     def _weighs(self, name: str) -> bool:
-        """Whether a hyperparameter is the weight of a source of the data."""
+        """Return whether a hyperparameter is the weight of a source of the data."""
         return name.startswith(MIXTURE) and isinstance(self.train_dataset, Mixture)
 
     def _unchangeable(self, name: str, hp: Mapping[str, Scalar]) -> str:
         if name == "learning_rate" and (scheduler := self._scheduler):
             return (
-                f"{scheduler} sets it from its value at step 0, unless it is trained with "
-                f"lr_scheduler_type='constant', no create_scheduler() and the whole course as its schedule"
+                f"{scheduler} sets it from its value at step 0, unless the trial is trained with "
+                f"lr_scheduler_type='constant', no create_scheduler(), and a schedule of learning_rate"
             )
         ordering = {field: hp.get(field, self.arguments.value(field)) for field in USUAL}
         if name in FIXED and orders_itself(self._kind, ordering):
             return (
-                f"{self._kind.__name__} orders samples itself, by a loader that it makes when a trial begins, unless "
-                f"train_sampling_strategy, dataloader_drop_last and its loader are as they are by default"
+                f"{self._kind.__name__} decides the order of samples itself, with a loader that it makes when a trial "
+                f"begins, unless train_sampling_strategy, dataloader_drop_last and its loader have their defaults"
             )
         if self._weighs(name) or self.arguments.is_live(name):
             return ""
@@ -381,7 +383,7 @@ class TrainerTrainable(TorchTrainable):
                     raise UsageError(
                         f"two schedules change learning_rate: that of the space (from {self.initial[name]!r} to "
                         f"{value!r}) and {self._scheduler}. To follow the space, set lr_scheduler_type='constant' and "
-                        f"define no create_scheduler(); otherwise give learning_rate one value"
+                        f"define no create_scheduler(); otherwise give learning_rate a constant value"
                     )
             elif not self.arguments.is_live(name) or (name in FIXED and has_own_order(trainer)):
                 if value != self.initial[name]:
@@ -398,12 +400,14 @@ class TrainerTrainable(TorchTrainable):
         trainer.control = getattr(trainer.callback_handler, event)(trainer.args, trainer.state, trainer.control)
         for name in ("should_evaluate", "should_save", "should_log"):
             if getattr(trainer.control, name):
-                warn_once(f"control.{name}, set in {event}, is not used in a search, which evaluates, saves and logs")
+                warn_once(
+                    f"control.{name}, set in {event}, is not used: the search decides when to evaluate, save and log"
+                )
                 setattr(trainer.control, name, False)
         if trainer.control.should_epoch_stop:
             raise UsageError(
-                f"a callback has set control.should_epoch_stop in {event}: a search has no epochs to stop; "
-                f"should_training_stop ends a trial"
+                f"a callback has set control.should_epoch_stop in {event}, but a search cannot stop an epoch. Set "
+                f"should_training_stop to end the trial"
             )
 
     def _whole(self, name: str) -> int:
@@ -413,25 +417,25 @@ class TrainerTrainable(TorchTrainable):
         return value
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)  # hashable: batches of a kind are remembered
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)  # hashable, since kinds of batches are remembered
 class _Samples:
-    """The samples of a step. They are collated in training, where it is known how many are accumulated."""
+    """The samples of a step. The training process collates them, since it knows the size of accumulated batches."""
 
     samples: list[Any]
 
 
 _DECIDES = {
-    False: "makes other data of it: prepare the sources first, and give it a Mixture of those as they are",
-    True: "orders samples itself: leave train_sampling_strategy, dataloader_drop_last and its loader as they are by "
-    "default",
+    False: "makes other data from it. Prepare the sources first, and give it a Mixture of the prepared sources",
+    True: "decides the order itself. Leave train_sampling_strategy, dataloader_drop_last and its loader at their "
+    "defaults",
 }
-"""What a Trainer does to a mixture, by whether it has an order of its own."""
+"""Why a Trainer refuses a mixture, and the remedy; the key is whether the Trainer decides the order itself."""
 _STOPPED = "a callback has set control.should_training_stop"
 _OF_SPEED = ("_runtime", "_samples_per_second", "_steps_per_second", "_model_preparation_time")
 
 
 def _holds(value: Any, model: torch.nn.Module) -> bool:
-    """Return whether a module, or one of a dict, has the model as a part."""
+    """Return whether a value is a module that contains the model, or a dict with such a module."""
     parts = value.values() if isinstance(value, dict) else (value,)
     return any(part is model for one in parts if isinstance(one, torch.nn.Module) for part in one.modules())
 
@@ -441,10 +445,10 @@ def _takes_values(model_init: Callable[..., Any]) -> bool:
 
 
 def _log_step(trainer: Any, values: Mapping[str, float]) -> None:
-    """Log a step by ``trainer.log()``, as under ``logging_steps=1``: it may add what it has gathered, and empty that.
+    """Log a step with ``trainer.log()``, as with ``logging_steps=1``: a subclass may add values that it has collected.
 
-    What the Trainer has logged itself in the step, in ``compute_loss`` for instance, is logged as well. Callbacks,
-    which show or collect logs, are not called.
+    Values that the Trainer itself has logged in the step, for instance in ``compute_loss``, are logged as well.
+    Callbacks, which display or collect logs, are not called.
     """
     handler = trainer.callback_handler
     callbacks, handler.callbacks = handler.callbacks, []
