@@ -1,8 +1,8 @@
 """A small BERT that learns to classify sentences, through Hugging Face's Trainer.
 
-What is here is an ordinary setup of transformers: a tokenizer, a model, TrainingArguments, metrics over predictions.
-``TrainerTrainable`` takes the arguments of ``Trainer``, and the schedules the place of ``lr_scheduler_type``. To
-fine-tune a model from the hub, return it from ``new_model`` and take its tokenizer.
+It is an ordinary setup of transformers: a tokenizer, a model, TrainingArguments, metrics over predictions.
+``TrainerTrainable`` takes the arguments of ``Trainer``; schedules replace ``lr_scheduler_type``. To fine-tune a model
+from the hub, return it from ``new_model`` and use its tokenizer.
 
 Each line of the file is a label, a tab and a sentence. The model begins with random weights.
 
@@ -35,10 +35,13 @@ Line = tuple[str, str]
 
 
 def read(file: str) -> tuple[list[Line], list[Line]]:
-    """Return label and sentence of each line: nine of ten for training, every tenth for validation.
+    """Return label and sentence of each line: every tenth line for validation, the others for training.
+
+    Returns:
+        The lines for training, and those for validation.
 
     Raises:
-        hpstage.errors.UsageError: there is no such file, or too little in it.
+        hpstage.errors.UsageError: there is no such file, or it has fewer than 10 sentences.
     """
     remedy = "give a file of lines LABEL<tab>SENTENCE, or its name in the environment variable BERT_SENTENCES"
     if not Path(file).is_file():
@@ -70,11 +73,12 @@ def accuracy(prediction: Any) -> dict[str, float]:
 
 
 class Bert(TrainerTrainable):
-    """The setup, with its sizes. A step is an update of the weights; the metrics are ``eval_accuracy``, ``eval_loss``.
+    """The setup. A step is an update of the weights; the metrics are ``eval_accuracy`` and ``eval_loss``.
 
     Args:
-        sentences: the file; by default the environment variable BERT_SENTENCES, else ``sentences.tsv`` here.
-        length: words of a sentence that are read.
+        sentences: the file; by default the environment variable BERT_SENTENCES, else ``sentences.tsv`` in the working
+            directory.
+        length: maximum number of words read from a sentence.
     """
 
     def __init__(
@@ -105,13 +109,13 @@ class Bert(TrainerTrainable):
             args=TrainingArguments(weight_decay=0.01, lr_scheduler_type="constant", per_device_eval_batch_size=64),
             train_dataset=encoded(training),
             eval_dataset=encoded(validation),
-            processing_class=tokenizer,  # which pads batches
+            processing_class=tokenizer,  # pads batches
             compute_metrics=accuracy,
         )
 
 
 def space(trial: optuna.Trial, steps: int = 2000) -> dict[str, s.Schedule | s.Scalar]:
-    """For each peak a warm-up and a plateau, from which decays of three lengths part."""
+    """For each peak, trials share a warm-up and a plateau, and branch into decays of three lengths."""
     peak = trial.suggest_categorical("learning_rate", [3e-4, 1e-4])
     decay = steps * trial.suggest_categorical("decay_percent", [20, 40, 60]) // 100
     rate = s.wsd(peak, steps, warmup=max(1, steps // 20), decay=decay)

@@ -1,12 +1,12 @@
-"""CIFAR-10 from its binary files, with the standard augmentation: what the image classifiers of this folder share.
+"""CIFAR-10 from its binary files, with the standard augmentation: shared by the image classifiers of this folder.
 
-The files ("CIFAR-10 binary version" on https://www.cs.toronto.edu/~kriz/cifar.html) hold records of 3,073 bytes: a
-label, then 32 x 32 values of red, of green and of blue. They stay bytes in memory, a quarter of the size of floats;
-batches become floats where they are used.
+The files ("CIFAR-10 binary version" on https://www.cs.toronto.edu/~kriz/cifar.html) contain records of 3,073 bytes: a
+label, then 32 x 32 values of red, of green and of blue. In memory they stay bytes, a quarter of the size of floats;
+only batches are converted to floats.
 
-Augmentation works on a whole batch, in ``loss``, where the batch already is, on a GPU as well. It draws from torch's
-generator, which hpstage keys from the seed and the step: a trial forked at any step crops the same pixels as one
-trained straight through, and there is no generator to carry along.
+Augmentation works on a whole batch, in ``loss``, on the device of the batch. It draws from torch's generator, which
+hpstage seeds from the hyperparameter ``seed`` and the step. So a trial forked at any step crops the same pixels as a
+trial trained straight through, and no generator is part of its state.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REMEDY = (
 
 
 def read(folder: str, names: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Return images, uint8 of shape (n, 3, 32, 32), and labels, int64 of shape (n,), of files of equal length.
+    """Return images, uint8 of shape (n, 3, 32, 32), and labels, int64 of shape (n,), from files of equal length.
 
     Raises:
         hpstage.errors.UsageError: a file is missing, cut off, or not of this format.
@@ -47,19 +47,19 @@ def read(folder: str, names: Sequence[str]) -> tuple[Tensor, Tensor]:
         if not content.size or content.size % RECORD or (contents and content.size != contents[0].size):
             raise hpstage.errors.UsageError(f"{path} is cut off after {content.size:,} bytes: {REMEDY}")
         if content[::RECORD].max() > 9:
-            raise hpstage.errors.UsageError(f"{path} is damaged, it has labels above 9: {REMEDY}")
+            raise hpstage.errors.UsageError(f"{path} is damaged: it has labels above 9; {REMEDY}")
         contents.append(content)
     records = torch.from_numpy(np.concatenate(contents)).view(-1, RECORD)
     return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].long()
 
 
 def augment(images: Tensor, padding: int = 4) -> Tensor:
-    """Pad with black, crop at random, flip half of the images (arXiv 1512.03385, section 4.2). Any dtype."""
+    """Pad images with black, crop them at random, and flip half of them (arXiv 1512.03385, section 4.2). Any dtype."""
     count, _, height, width = images.shape
     at = images.device
     top, left = torch.randint(2 * padding + 1, (2, count), device=at)
     flipped = torch.rand(count, 1, 1, 1, device=at) < 0.5
-    crops = nn.functional.pad(images, (padding,) * 4).unfold(2, height, 1).unfold(3, width, 1)  # all of them, as a view
+    crops = nn.functional.pad(images, (padding,) * 4).unfold(2, height, 1).unfold(3, width, 1)  # a view of all crops
     chosen = crops[torch.arange(count, device=at), :, top, left]
     return torch.where(flipped, chosen.flip(3), chosen)
 
@@ -72,10 +72,11 @@ def scale(images: Tensor) -> Tensor:
 
 
 class Cifar10(hpstage.torch.TorchTrainable):
-    """A classifier of CIFAR-10 under SGD. A step is an epoch. Subclasses define the model.
+    """A classifier of CIFAR-10, trained by SGD. A step is an epoch. Subclasses define the model.
 
     Args:
-        folder: with the binary files; by default the environment variable CIFAR10, else ``cifar-10-batches-bin`` here.
+        folder: the folder of the binary files; by default the environment variable CIFAR10, else
+            ``cifar-10-batches-bin`` in the working directory.
     """
 
     step_unit = "epoch"

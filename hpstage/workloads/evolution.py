@@ -1,12 +1,13 @@
-"""Control without gradients: an evolution strategy, in NumPy, balances a pole; for the port of five methods.
+"""Control without gradients: an evolution strategy in NumPy balances a pole.
 
 The strategy is that of Salimans et al., "Evolution Strategies as a Scalable Alternative to Reinforcement Learning"
-(arXiv 1703.03864): perturb the weights of a policy by mirrored noise, play episodes with each, rank the returns, step
-along the noise weighted by rank, with momentum. Cart and pole are those of Barto, Sutton and Anderson (1983), as in
-Gym's CartPole-v1; all episodes of a generation are played at once, as arrays.
+(arXiv 1703.03864): perturb the weights of a policy by mirrored noise, play episodes with each perturbation, rank the
+returns, and step along the noise weighted by rank, with momentum. Cart and pole are those of Barto, Sutton and Anderson
+(1983), as in Gym's CartPole-v1; all episodes of a generation are played at once, as arrays.
 
-It needs no torch, and shows the port itself: ``setup``, ``train``, ``evaluate``, ``state_dict``, ``load_state_dict``.
-Noise and starts come from NumPy's global generator, which hpstage keys from the seed and the step: no state holds one.
+It needs no torch, and implements the Trainable port: ``setup``, ``train``, ``evaluate``, ``state_dict`` and
+``load_state_dict``. Noise and starts come from NumPy's global generator, which hpstage seeds from the hyperparameter
+``seed`` and the step, so that no generator is part of a state.
 
     hpstage run hpstage.workloads.evolution:Evolution hpstage.workloads.evolution:space \
         --metric length --direction maximize --steps 100 --n-trials 24 --algorithm 'SuccessiveHalving(25, 2)'
@@ -40,7 +41,7 @@ def moved(state: Array, right: np.ndarray[Any, np.dtype[np.bool_]]) -> Array:
 
 
 def lengths(policies: Array, starts: Array, limit: int) -> Array:
-    """Return how many steps each policy keeps the pole up, as a mean over the starts.
+    """Return for how many steps each policy keeps the pole up, as a mean over the starts.
 
     Args:
         policies: weights of networks with one hidden layer of tanh, shape (policies, 6 x hidden).
@@ -67,9 +68,9 @@ class Evolution:
     """An evolution strategy on the pole. A step is a generation.
 
     Args:
-        hidden: units of the policy.
-        episodes: that each perturbation plays, from the same starts as all others.
-        limit: steps of an episode.
+        hidden: hidden units of the policy.
+        episodes: number of episodes that each perturbation plays. All perturbations have the same starts.
+        limit: maximum number of steps in an episode.
     """
 
     def __init__(self, *, hidden: int = 8, episodes: int = 4, limit: int = 500) -> None:
@@ -85,7 +86,7 @@ class Evolution:
         mirrored = np.concatenate([noise, -noise])
         found = lengths(self.weights + hp["sigma"] * mirrored, starts, self.limit)
         ranks = np.searchsorted(np.sort(found), found) + np.searchsorted(np.sort(found), found, side="right")
-        fitness = ranks / (2 * len(found)) - 0.5  # equal returns, equal ranks
+        fitness = ranks / (2 * len(found)) - 0.5  # equal returns have equal ranks
         gradient = fitness @ mirrored / (len(found) * hp["sigma"])
         self.velocity = hp["momentum"] * self.velocity + gradient
         self.weights = self.weights + hp["lr"] * self.velocity
@@ -102,7 +103,7 @@ class Evolution:
 
 
 def space(trial: optuna.Trial, steps: int = 100) -> dict[str, s.Schedule | s.Scalar]:
-    """Noise that shrinks at some generation, a population that doubles at another, or never."""
+    """The noise shrinks at one of three generations; the population doubles at one of two generations, or never."""
     sigma = trial.suggest_categorical("sigma", [0.5, 0.2])
     shrink = steps * trial.suggest_categorical("shrink_at", [30, 50, 70]) // 100
     grow = steps * trial.suggest_categorical("grow_at", [60, 80, 100]) // 100

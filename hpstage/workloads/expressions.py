@@ -1,8 +1,8 @@
 """Random arithmetic expressions as trees, and batches of them as forests.
 
 The expressions are those of ListOps (Nangia and Bowman, arXiv 1804.06028), with operators that do not depend on the
-order of their arguments: the least, the greatest and the sum modulo 10. All trees are in a few tensors; one is cut out
-on request.
+order of their arguments: minimum, maximum, and sum modulo 10. A few tensors contain all trees; a tree is a slice of
+them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ WORDS = 10 + len(OPERATORS)  # the digits, then the operators
 
 
 def grow(made: random.Random, depth: int, nodes: list[list[int]], start: int) -> tuple[int, int]:
-    """Append the nodes of a random expression, children first: word, parent (counted from ``start``; the root is its
-    own) and height. Return the place of its root, counted from the beginning, and its value."""
+    """Append the nodes of a random expression to ``nodes``, children first. A node is a word, the index of its parent
+    (relative to ``start``; a root is its own parent), and its height. Return the index of the root in ``nodes``, and
+    the value of the expression."""
     if depth == 0 or made.random() < 0.25:
         word = value = made.randrange(10)
         children: list[tuple[int, int]] = []
@@ -37,14 +38,14 @@ def grow(made: random.Random, depth: int, nodes: list[list[int]], start: int) ->
 
 
 class Tree(NamedTuple):
-    """An expression. ``nodes``: int64 of shape (nodes, 3), as :func:`grow` makes them."""
+    """An expression. ``nodes``: int64 of shape (nodes, 3), the nodes made by :func:`grow`."""
 
     nodes: Tensor
     value: Tensor
 
 
 class Expressions(Dataset[Tree]):
-    """Random expressions of at most ``depth`` operators above one another."""
+    """Random expressions in which at most ``depth`` operators are nested."""
 
     def __init__(self, count: int, depth: int, seed: int) -> None:
         made, nodes, values, self.ends = random.Random(seed), list[list[int]](), [], [0]
@@ -61,8 +62,16 @@ class Expressions(Dataset[Tree]):
 
 
 class Forest(NamedTuple):
-    """A batch of trees, their nodes sorted by height. ``edges``: for each level but the first its children, and their
-    parents counted from the beginning of the level."""
+    """A batch of trees, with the nodes sorted by height. A level is the nodes of one height.
+
+    Attributes:
+        words: the words of the nodes.
+        sizes: the number of nodes on each level.
+        edges: for each level but the first, the indices of the children of its nodes, and their parents as indices
+            within the level.
+        roots: the index of each tree's root.
+        values: the value of each tree.
+    """
 
     words: Tensor
     sizes: list[int]
@@ -78,7 +87,7 @@ def forest(trees: list[Tree]) -> Forest:
     words, parents, heights = torch.cat([tree.nodes for tree in trees]).T
     parents = parents + starts.repeat_interleave(counts)
     order = heights.argsort(stable=True)
-    place = order.argsort()  # of each node in that order
+    place = order.argsort()  # the index of each node in that order
     sizes: list[int] = heights.bincount().tolist()
     parents = place[parents[order]]
     children = (parents != torch.arange(len(parents))).nonzero().squeeze(1)

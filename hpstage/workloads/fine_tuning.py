@@ -1,8 +1,8 @@
-"""A pretrained model of which a small part is trained: what the workloads on fine-tuning share.
+"""A pretrained model of which a small part is trained: shared by the workloads on fine-tuning.
 
-What is trained: the last layer, and a number of the last blocks, or LoRA (Hu et al., arXiv 2106.09685) in all of them,
-by hand or by PEFT. ``model()`` builds the whole model, as a script would; that siblings share what is frozen, and that
-states hold it once, is not the workload's concern.
+The last layer is trained, with some of the last blocks, or with LoRA (Hu et al., arXiv 2106.09685) in all blocks, by
+hand or by PEFT. ``model()`` builds the whole model, as a script would. hpstage lets siblings share the frozen tensors
+and stores them once; the workload need not do anything for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Part = int | Literal["lora", "peft"]
 
 
 class LoRA(nn.Module):
-    """A frozen linear layer, to which the product of two trained matrices is added; at first, that product is 0."""
+    """A frozen linear layer plus the product of two trained matrices, which is 0 at first."""
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
         super().__init__()
@@ -40,16 +40,16 @@ class LoRA(nn.Module):
 
 
 class FineTuned(hpstage.torch.TorchTrainable):
-    """A pretrained model under AdamW.
+    """A pretrained model, trained by AdamW.
 
     Args:
-        part: what is trained besides the last layer. An int is the number of last blocks (0: a linear probe).
-            ``"lora"`` (implemented here) and ``"peft"`` (PEFT's) add LoRA with hyperparameters ``rank`` and ``alpha``.
-        base: a file with the model's ``state_dict()``; without it, the weights are random: to try it out.
+        part: the part that is trained besides the last layer. An int is a number of last blocks (0: a linear probe).
+            ``"lora"`` (implemented here) and ``"peft"`` (by PEFT) add LoRA with hyperparameters ``rank`` and ``alpha``.
+        base: a file with the model's ``state_dict()``; ``None``: the weights are random, to try the workload.
     """
 
     trained: Sequence[str] = ()
-    """Names of modules that are trained in any case."""
+    """Names of modules that are always trained."""
     adapted: ClassVar[Sequence[str]] = ()
     """Last names of the linear layers that LoRA adapts."""
 
@@ -88,7 +88,7 @@ class FineTuned(hpstage.torch.TorchTrainable):
 
 
 def by_peft(model: nn.Module, hp: Mapping[str, Any], adapted: Sequence[str], trained: Sequence[str]) -> nn.Module:
-    from peft import LoraConfig, get_peft_model  # here, since PEFT need not be installed for the rest
+    from peft import LoraConfig, get_peft_model  # imported here, since only part="peft" needs it
 
     config = LoraConfig(
         r=hp["rank"], lora_alpha=hp["alpha"], target_modules=[*adapted], modules_to_save=[*trained] or None
@@ -98,7 +98,7 @@ def by_peft(model: nn.Module, hp: Mapping[str, Any], adapted: Sequence[str], tra
 
 
 def space(trial: optuna.Trial, steps: int = 1000) -> dict[str, s.Schedule | s.Scalar]:
-    """24 trials: for each peak and weight decay a warm-up and a plateau, and from there decays of two lengths."""
+    """24 trials: for each peak and weight decay, two trials share a warm-up and a plateau, and differ in the decay."""
     peak = trial.suggest_categorical("lr", [3e-3, 2e-3, 1e-3, 5e-4, 2e-4, 1e-4])
     weight_decay = trial.suggest_categorical("weight_decay", [0.1, 0.01])
     decay = steps * trial.suggest_categorical("decay_percent", [20, 60]) // 100

@@ -1,11 +1,12 @@
-"""A GPT on a text file, trained by an ordinary loop, under warm-up, stable, decay.
+"""A GPT on a text file, trained by an ordinary loop, with the warm-up-stable-decay schedule.
 
 The network has nanoGPT's shape (https://github.com/karpathy/nanoGPT): pre-norm blocks of causal attention and an MLP,
-no biases, learned positions, the output tied to the embedding, AdamW that decays matrices alone, gradients clipped.
-Tokens are bytes, so that any file is a data set; it is mapped into memory, and only what batches take is read.
+no biases, learned positions, and the output tied to the embedding. AdamW decays only matrices; gradients are clipped.
+Tokens are bytes, so that any file is a data set. The file is mapped into memory, so that only batches are read.
 
-The loop is a function of hpstage's ``run``. Batches begin at random bytes, as in nanoGPT, by torch's generator, which
-hpstage keys at each step: no position is kept. Branches of the decay share their trunk (arXiv 2405.18392).
+The loop is a function of hpstage's ``run``. Windows begin at random bytes, as in nanoGPT, drawn from torch's generator,
+which hpstage seeds at each step: no position is part of a state. Branches of the decay share their trunk (arXiv
+2405.18392).
 
     export GPT_TEXT=input.txt    # https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
     hpstage run hpstage.workloads.gpt:TrainGPT hpstage.workloads.gpt:space \
@@ -33,11 +34,11 @@ if TYPE_CHECKING:
 
 
 EVALUATED = 64
-"""Windows of held-out text, evenly spaced, on which the loss is measured."""
+"""Number of evenly spaced windows of held-out text on which the loss is measured."""
 
 
 class Block(nn.Module):
-    """Causal self-attention, then an MLP, each on normalised input and added to the stream."""
+    """Causal self-attention, then an MLP; each has normalised input, and its output is added to the stream."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -58,7 +59,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Logits of the next byte: (batch, length) to (batch, length, 256)."""
+    """Computes the logits of the next byte: (batch, length) to (batch, length, 256)."""
 
     def __init__(self, layers: int, heads: int, width: int, block: int, dropout: float = 0.2) -> None:
         super().__init__()
@@ -66,7 +67,7 @@ class GPT(nn.Module):
         self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(layers)))
         self.norm = nn.LayerNorm(width, bias=False)
         for name, weight in self.named_parameters():
-            if weight.dim() > 1:  # the layers that end in the stream add up
+            if weight.dim() > 1:  # scaled down in layers whose outputs add up in the stream
                 ends = name.endswith(("out.weight", "mlp.2.weight"))
                 nn.init.normal_(weight, std=0.02 / (2 * layers) ** 0.5 if ends else 0.02)
 
@@ -80,7 +81,7 @@ def read(text: str, block: int) -> tuple[Bytes, Bytes]:
     """Return the first nine tenths of a file for training and the rest for validation, mapped into memory.
 
     Raises:
-        hpstage.errors.UsageError: there is no such file, or too little in it for one block.
+        hpstage.errors.UsageError: there is no such file, or it is too short for a block.
     """
     if not Path(text).is_file():
         raise hpstage.errors.UsageError(
@@ -89,7 +90,7 @@ def read(text: str, block: int) -> tuple[Bytes, Bytes]:
     size = Path(text).stat().st_size
     if size // 10 <= block:
         raise hpstage.errors.UsageError(
-            f"{text} has {size:,} bytes; a block of {block} needs {10 * (block + 1):,}. Give a longer file or "
+            f"{text} has {size:,} bytes; a block of {block} bytes needs {10 * (block + 1):,}. Give a longer file or "
             f"a smaller block"
         )
     tokens = np.memmap(text, dtype=np.uint8, mode="r")
@@ -97,17 +98,17 @@ def read(text: str, block: int) -> tuple[Bytes, Bytes]:
 
 
 def windows(tokens: Bytes, starts: list[int], block: int, device: str) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets, both int64 of shape (len(starts), block). Each target is the byte after its input."""
+    """Return inputs and targets, both int64 of shape (len(starts), block). A target is the byte after an input."""
     taken = torch.from_numpy(np.stack([tokens[start : start + block + 1] for start in starts])).to(device).long()
     return taken[:, :-1], taken[:, 1:]
 
 
 class TrainGPT:
-    """The training function, with its sizes. A step is a batch; the metric is nats per byte of held-out text.
+    """The training function. A step is a batch; the metric is nats per byte of held-out text.
 
     Args:
-        text: the file; by default the environment variable GPT_TEXT, else ``input.txt`` here.
-        block: bytes that it sees at once.
+        text: the file; by default the environment variable GPT_TEXT, else ``input.txt`` in the working directory.
+        block: length of the context, in bytes.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class TrainGPT:
 
 
 def space(trial: optuna.Trial, steps: int = 5000) -> dict[str, s.Schedule | s.Scalar]:
-    """One trunk for each peak; decays that begin at 60, 80 or 90 % of training, of three shapes."""
+    """For each peak, one trunk, and decays of three shapes that begin at 60, 80 or 90 % of training."""
     peak = trial.suggest_categorical("lr", [1e-3, 3e-4])
     decay = steps * trial.suggest_categorical("decay_percent", [10, 20, 40]) // 100
     shape: Any = trial.suggest_categorical("decay_form", ["linear", "cosine", "1-sqrt"])

@@ -1,7 +1,8 @@
-"""A GPT on a mixture of two texts that ship with Python: prose, pydoc's topics, and code, modules of its library.
+"""A GPT on a mixture of two texts that ship with Python: prose (pydoc's topics) and code (modules of its library).
 
-The network is that of ``gpt.py``, and so are the tokens, bytes. A step is a batch of windows, drawn from the sources by
-the weights ``mixture.prose`` and ``mixture.code``; the metrics are nats per byte of held-out text, of each and of both.
+The network is that of ``gpt.py``, and tokens are bytes, too. A step is a batch of windows, drawn from the sources by
+the weights ``mixture.prose`` and ``mixture.code``. The metrics are nats per byte of held-out text, for each source and
+on average.
 
     hpstage train hpstage.workloads.mixed_gpt:MixedGPT runs --steps 400 --set lr=0.001 --set seed=0 \
         --set mixture.prose=0.8 --set mixture.code=0.2
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
     import optuna
 
 SOURCES = {"prose": ("pydoc_data.topics",), "code": ("argparse", "typing", "inspect", "tarfile", "doctest")}
-"""Modules whose files are the text of each source."""
+"""For each source, the modules whose files are its text."""
 
 
 class MixedGPT(hpstage.torch.TorchTrainable):
-    """The network with its sizes, under AdamW."""
+    """A GPT on the mixture, trained by AdamW."""
 
     batch_size = 32
 
@@ -72,7 +73,7 @@ def _source(module: str) -> bytes:
 
 
 def space(trial: optuna.Trial, steps: int = 400) -> dict[str, s.Schedule | s.Scalar]:
-    """Trials that share a trunk, and change the mixture in its last fifth while the learning rate decays."""
+    """Trials share a trunk, and differ in the mixture of the last fifth, in which the learning rate decays."""
     decay = steps - steps // 5
     code = trial.suggest_float("code", 0.1, 0.9)
     return {

@@ -1,8 +1,8 @@
-"""MobileNetV2 on CIFAR-10: a schedule of data augmentation, whose strength grows during training.
+"""MobileNetV2 on CIFAR-10, with data augmentation whose strength grows during training.
 
-The network is that of Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks" (arXiv 1801.04381), with
-the first two reductions of resolution left out for images of 32 x 32 pixels. Besides cropping and flipping, a square of
-each image is blanked: "Cutout" (arXiv 1708.04552). Its side is a hyperparameter that grows at some epoch.
+The network is that of Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks" (arXiv 1801.04381),
+without the first two reductions of resolution, since images have 32 x 32 pixels. Besides cropping and flipping, a
+square of each image is blanked: "Cutout" (arXiv 1708.04552). Its side is a hyperparameter that grows at some epoch.
 
     export CIFAR10=path/to/cifar-10-batches-bin
     hpstage run hpstage.workloads.mobilenet:MobileNetV2 hpstage.workloads.mobilenet:space \
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     import optuna
 
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-"""Expansion, channels, number of blocks, stride of the first (table 2 of the paper)."""
+"""For each stage: expansion, channels, number of blocks, stride of the first block (table 2 of the paper)."""
 
 
 class InvertedResidual(nn.Module):
-    """Expand by a 1 x 1 convolution, filter each channel by 3 x 3, project by 1 x 1 with no activation."""
+    """A block that expands by a 1 x 1 convolution, filters each channel by 3 x 3, and projects by 1 x 1 without an
+    activation."""
 
     def __init__(self, before: int, channels: int, expansion: int, stride: int) -> None:
         super().__init__()
@@ -58,7 +59,7 @@ def cutout(images: Tensor, side: int) -> Tensor:
 
 
 class MobileNetV2(Cifar10):
-    """A MobileNetV2 on CIFAR-10, its channels multiplied by ``width``."""
+    """A MobileNetV2 on CIFAR-10. The numbers of channels are multiplied by ``width``."""
 
     def __init__(
         self, folder: str | None = None, *, width: float = 1.0, stages: Sequence[Sequence[int]] = STAGES
@@ -88,7 +89,7 @@ class MobileNetV2(Cifar10):
 
 
 def space(trial: optuna.Trial, epochs: int = 120) -> dict[str, s.Schedule | s.Scalar]:
-    """Warm-up to one of two rates, then cosine; cutout of 8 pixels, then of 12 or 16 from one of three epochs on."""
+    """Warm-up to one of two learning rates, then a cosine; cutout grows from 8 pixels to 12 or 16 at some epoch."""
     lr = trial.suggest_categorical("lr", [0.1, 0.05])
     side = trial.suggest_categorical("cutout", [12, 16])
     grown = epochs * trial.suggest_categorical("more_cutout_from", [50, 65, 80]) // 100

@@ -1,12 +1,12 @@
-"""A recommender of films, with sparse gradients: only the embeddings of a batch's films are touched by a step.
+"""A recommender of films, with sparse gradients: a step changes only the embeddings of the films in a batch.
 
-A user is the mean of the embeddings of the films rated before, an ``nn.EmbeddingBag``; from it and the embedding of the
-next film, a small network predicts how that one is rated (after Covington et al., "Deep Neural Networks for YouTube
-Recommendations", RecSys 2016). ``SparseAdam`` trains the embeddings, ``Adam`` all else: ``update`` steps both. The
-second optimizer is an attribute; hpstage captures it, moments and all, as it captures the sparse gradients.
+A user is represented by the mean of the embeddings of the films rated before, an ``nn.EmbeddingBag``. From it and the
+embedding of the next film, a small network predicts the rating of that film (after Covington et al., "Deep Neural
+Networks for YouTube Recommendations", RecSys 2016). ``SparseAdam`` trains the embeddings, ``Adam`` all other weights;
+``update`` steps both. The second optimizer is an attribute; hpstage captures its moments, and the sparse gradients.
 
 The data are MovieLens 100K (https://grouplens.org/datasets/movielens/100k/): the file ``u.data`` has one rating per
-line, user, film, stars and time. Ratings before a point in time train, those after it test.
+line: user, film, stars and time. Ratings before a point in time are for training, later ones for testing.
 
     export MOVIELENS=path/to/ml-100k/u.data
     hpstage run hpstage.workloads.recommender:Recommender hpstage.workloads.recommender:space \
@@ -41,7 +41,7 @@ def read(ratings: str) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return users, films, stars and times, in order of time: int64 of shape (n, 4).
 
     Raises:
-        hpstage.errors.UsageError: there is no such file, or its lines are not of this form.
+        hpstage.errors.UsageError: there is no such file, it is empty, or a line is not a rating.
     """
     if not Path(ratings).is_file():
         raise hpstage.errors.UsageError(f"there is no file {ratings}: {REMEDY}")
@@ -59,7 +59,7 @@ def read(ratings: str) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def histories(table: np.ndarray[Any, np.dtype[np.int64]], length: int) -> Tensor:
-    """Return for each rating the last ``length`` films that its user had rated before, filled up with 0."""
+    """Return for each rating the last ``length`` films that its user had rated before, padded with 0."""
     seen: dict[int, list[int]] = {}
     found = np.zeros((len(table), length), dtype=np.int64)
     for row, (user, film) in enumerate(table[:, :2].tolist()):
@@ -88,9 +88,10 @@ class Recommender(hpstage.torch.TorchTrainable):
     """A recommender on MovieLens 100K. A step is an epoch.
 
     Args:
-        ratings: the file; by default the environment variable MOVIELENS, else ``ml-100k/u.data`` here.
-        width: of the embeddings.
-        length: films of a history.
+        ratings: the file; by default the environment variable MOVIELENS, else ``ml-100k/u.data`` in the working
+            directory.
+        width: size of the embeddings.
+        length: number of films in a history.
     """
 
     step_unit = "epoch"
@@ -135,7 +136,7 @@ class Recommender(hpstage.torch.TorchTrainable):
 
 
 def space(trial: optuna.Trial, epochs: int = 20) -> dict[str, s.Schedule | s.Scalar]:
-    """Rates of embeddings and of the rest; the embeddings' drops at some epoch, from where batches may grow, too."""
+    """The learning rate of the embeddings drops at some epoch; batches may grow from there on."""
     lr = trial.suggest_categorical("lr", [1e-2, 3e-3])
     drop = epochs * trial.suggest_categorical("drop_at", [40, 60, 80]) // 100
     batch = trial.suggest_categorical("late_batch", [256, 1024])

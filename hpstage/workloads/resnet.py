@@ -1,9 +1,9 @@
-"""ResNet-20 and ResNet-56 on CIFAR-10, under sequences of learning rates: the example of the papers on stage trees.
+"""ResNet-20 and ResNet-56 on CIFAR-10, with schedules of learning rates: the example of the papers on stage trees.
 
 The network is that of He et al., "Deep Residual Learning for Image Recognition" (arXiv 1512.03385, section 4.2): three
-groups of basic blocks at 16, 32 and 64 channels, with shortcuts that have no parameters. The space is of the kind that
-"Stage-based Hyperparameter Optimization" (arXiv 1911.10504) and "Hippo" (arXiv 2006.11972) search: rates that drop at
-some epochs, decay exponentially or restart along a cosine; warm-up; batches that grow. Many of them begin the same.
+groups of basic blocks with 16, 32 and 64 channels, with shortcuts that have no parameters. The space resembles those of
+"Stage-based Hyperparameter Optimization" (arXiv 1911.10504) and "Hippo" (arXiv 2006.11972): learning rates that drop at
+some epochs, decay exponentially, or restart along a cosine; warm-up; batches that grow. Many trials begin the same.
 
     export CIFAR10=path/to/cifar-10-batches-bin
     hpstage run hpstage.workloads.resnet:ResNet hpstage.workloads.resnet:space \
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Block(nn.Module):
-    """Two 3 x 3 convolutions and a shortcut; where the resolution is halved, the new channels of the shortcut are 0."""
+    """Two 3 x 3 convolutions and a shortcut. If channels are added, they are 0 in the shortcut."""
 
     def __init__(self, before: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class ResNet(Cifar10):
 
 
 def space(trial: optuna.Trial, epochs: int = 160) -> dict[str, s.Schedule | s.Scalar]:
-    """Learning rates by family, all with the same first epochs for a given start; batches that double, or do not."""
+    """Learning rates of three families, with equal first epochs for equal initial rates; batches may double."""
     lr = trial.suggest_categorical("lr", [0.1, 0.05])
     family = trial.suggest_categorical("family", ["multistep", "exponential", "restarts"])
     if family == "multistep":

@@ -1,9 +1,9 @@
 """A child-sum TreeLSTM that evaluates arithmetic expressions: batches of trees, level by level.
 
 The network is that of Tai et al., "Improved Semantic Representations From Tree-Structured Long Short-Term Memory
-Networks" (arXiv 1503.00075, section 3.1). Trees of different shape share a batch as one forest, made by ``collate``:
-its nodes are sorted by height, and all nodes of one height, in every tree, are one step of the recursion. That takes a
-fraction of the time of going node by node. The trees are made in expressions.py.
+Networks" (arXiv 1503.00075, section 3.1). ``collate`` makes a forest, a batch of trees of different shapes, whose nodes
+are sorted by height: the recursion computes all nodes of one height, in all trees, at once. This takes a fraction of
+the time needed node by node. The trees are made in expressions.py.
 
     hpstage run hpstage.workloads.tree_lstm:TreeLSTM hpstage.workloads.tree_lstm:space \
         --metric accuracy --direction maximize --steps 3000 --n-trials 24 --algorithm 'SuccessiveHalving(500, 2)'
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ChildSum(nn.Module):
-    """Logits of the value of each tree of a forest."""
+    """Computes the logits of the value of each tree in a forest."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class TreeLSTM(hpstage.torch.TorchTrainable):
 
 
 def space(trial: optuna.Trial, steps: int = 3000) -> dict[str, s.Schedule | s.Scalar]:
-    """A rate that falls from some step on, exponentially or to a tenth; weight decay that begins late, or never."""
+    """The learning rate falls from some step on, exponentially or to a tenth; weight decay begins late, or never."""
     lr = trial.suggest_categorical("lr", [3e-3, 1e-3])
     begin = steps * trial.suggest_categorical("fall_from", [40, 60, 80]) // 100
     if trial.suggest_categorical("exponentially", [False, True]):

@@ -1,7 +1,7 @@
-"""A BERT of transformers that is adapted to classify sentences: LoRA by hand or by PEFT, its last layers, or a probe.
+"""A BERT of transformers, fine-tuned to classify sentences: LoRA by hand or by PEFT, the last layers, or a probe.
 
-The file is that of ``bert.py``: each line is a label, a tab and a sentence. A step is a batch. To adapt a model from
-the hub, return it from ``whole()``, and take its tokenizer.
+The file is that of ``bert.py``: each line is a label, a tab and a sentence. A step is a batch. To fine-tune a model
+from the hub, return it from ``whole()``, and use its tokenizer.
 
     export BERT_SENTENCES=sentences.tsv
     hpstage run hpstage.workloads.tuned_bert:TunedBert hpstage.workloads.tuned_bert:space \
@@ -27,12 +27,13 @@ __all__ = ["TunedBert", "space"]
 
 
 class TunedBert(FineTuned):
-    """The adapted model, with its sizes; ``part`` and ``base``: see :class:`FineTuned`.
+    """The fine-tuned model; ``part`` and ``base``: see :class:`FineTuned`.
 
     Args:
-        sentences: the file; by default the environment variable BERT_SENTENCES, else ``sentences.tsv`` here.
-        length: words of a sentence that are read.
-        dropout: also in what is frozen.
+        sentences: the file; by default the environment variable BERT_SENTENCES, else ``sentences.tsv`` in the working
+            directory.
+        length: number of words to which sentences are padded or cut.
+        dropout: dropout probability, in frozen layers, too.
     """
 
     trained = ("classifier",)
@@ -79,7 +80,7 @@ class TunedBert(FineTuned):
                 return_tensors="pt",
             )
             labels = torch.tensor([self.labels.index(label) for label, _ in lines])
-            # Of a mask of four dimensions, transformers reads no value, so that a step can be recorded.
+            # transformers reads no value of a mask with four dimensions, so that backends can record a step.
             return texts["input_ids"], texts["attention_mask"].bool()[:, None, None], labels
 
         self.test = encoded(validation)

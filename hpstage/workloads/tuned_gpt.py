@@ -1,7 +1,7 @@
-"""A GPT that is adapted to a text file: LoRA in all of its blocks, by hand or by PEFT, or its last blocks.
+"""A GPT that is fine-tuned on a text file: LoRA in all of its blocks, by hand or by PEFT, or its last blocks.
 
-The network is that of ``gpt.py``, and so are the tokens, bytes. A step is a batch of windows of the file; the metric is
-nats per byte of held-out text. The embedding, which is the last layer as well, stays as it is.
+The network is that of ``gpt.py``, and tokens are bytes, too. A step is a batch of windows of the file; the metric is
+nats per byte of held-out text. The embedding, which is also the last layer, is frozen.
 
     export GPT_TEXT=input.txt
     hpstage run hpstage.workloads.tuned_gpt:TunedGPT hpstage.workloads.tuned_gpt:space \
@@ -26,11 +26,11 @@ __all__ = ["TunedGPT", "space"]
 
 
 class TunedGPT(FineTuned):
-    """The adapted network, with its sizes; ``part`` and ``base``: see :class:`FineTuned`.
+    """The fine-tuned network; ``part`` and ``base``: see :class:`FineTuned`.
 
     Args:
-        text: the file; by default the environment variable GPT_TEXT, else ``input.txt`` here.
-        block: bytes that it sees at once.
+        text: the file; by default the environment variable GPT_TEXT, else ``input.txt`` in the working directory.
+        block: length of the context, in bytes.
     """
 
     adapted = ("qkv", "out")

@@ -1,12 +1,12 @@
-"""A linear probe of a ResNet on CIFAR-10, or its last blocks fine-tuned.
+"""A linear probe of a ResNet on CIFAR-10, or fine-tuning of its last blocks.
 
-The network is that of ``resnet.py``. Batch normalisation that is frozen keeps its statistics. A step is an epoch.
+The network is that of ``resnet.py``. Frozen batch normalisation keeps its statistics. A step is an epoch.
 
     export CIFAR10=path/to/cifar-10-batches-bin
     hpstage run hpstage.workloads.tuned_resnet:TunedResNet hpstage.workloads.tuned_resnet:space \
         --metric accuracy --direction maximize --steps 20 --n-trials 24
 
-The last three blocks are trained by ``TunedResNet(part=3)``.
+``TunedResNet(part=3)`` trains the last three blocks.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class TunedResNet(FineTuned, Cifar10):
     """A ResNet of ``depth`` layers; ``base``: see :class:`FineTuned`.
 
     Args:
-        folder: of CIFAR-10; see :class:`Cifar10`.
-        part: number of last blocks that are trained with the last layer.
+        folder: the folder of CIFAR-10; see :class:`Cifar10`.
+        part: number of last blocks that are trained besides the last layer.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class TunedResNet(FineTuned, Cifar10):
         Cifar10.__init__(self, folder)
         FineTuned.__init__(self, part, base)
         self.depth, self.width = depth, width
-        self.trained = (str(3 + 3 * (depth // 6) + 2),)  # after the first layers, the blocks and the pooling
+        self.trained = (str(3 + 3 * (depth // 6) + 2),)  # the layer after the first layers, the blocks and the pooling
 
     def whole(self) -> nn.Module:
         return resnet(self.depth, self.width)

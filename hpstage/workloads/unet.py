@@ -1,13 +1,13 @@
 """A U-Net that finds discs in noise, in mixed precision: bfloat16 on a CPU, float16 with a GradScaler on a GPU.
 
 The network is that of Ronneberger et al., "U-Net: Convolutional Networks for Biomedical Image Segmentation" (arXiv
-1505.04597), with padded convolutions, so that masks have the size of images. The images are made here, and are the same
-in every process: discs of random place, radius and brightness under noise; the mask is where a disc is.
+1505.04597), with padded convolutions, so that masks have the size of images. The images are generated, and are the same
+in every process: discs of random position, radius and brightness under noise. The mask is 1 inside a disc.
 
-It shows what mixed precision takes: ``update`` runs the forward pass under ``torch.autocast`` and steps by way of the
-scaler, an attribute made with the optimizer. Its scale grows and shrinks as training goes; hpstage captures it. The mix
-of the two losses is a schedule: cross-entropy at first, more and more of the Dice loss (arXiv 1606.04797) later. On a
-CPU without instructions for bfloat16, mixed precision is exact but slow.
+It shows how to use mixed precision: ``update`` runs the forward pass under ``torch.autocast`` and steps through the
+scaler, an attribute made with the optimizer. The scale changes during training; hpstage captures it. The weights of the
+two losses follow a schedule: cross-entropy at first, later more of the Dice loss (arXiv 1606.04797). On a CPU without
+instructions for bfloat16, mixed precision is exact but slow.
 
     hpstage run hpstage.workloads.unet:UNet hpstage.workloads.unet:space \
         --metric dice --direction maximize --steps 2000 --n-trials 24 --algorithm 'SuccessiveHalving(250, 2)'
@@ -50,7 +50,8 @@ def twice(before: int, channels: int) -> nn.Module:
 
 
 class Network(nn.Module):
-    """Halves the resolution ``levels`` times and doubles it again, with a connection across at each resolution."""
+    """A network that halves the resolution ``levels`` times and doubles it again, with a skip connection at each
+    resolution."""
 
     def __init__(self, levels: int, width: int) -> None:
         super().__init__()
@@ -73,7 +74,7 @@ class Network(nn.Module):
 
 
 def dice(found: Tensor, mask: Tensor) -> Tensor:
-    """Return the overlap of masks, from 0 to 1: twice the intersection by the sum of the areas."""
+    """Return the overlap of masks, from 0 to 1: twice the intersection, divided by the sum of the areas."""
     return (2 * (found * mask).sum() + 1) / (found.sum() + mask.sum() + 1)
 
 
@@ -121,7 +122,7 @@ class UNet(hpstage.torch.TorchTrainable):
 
 
 def space(trial: optuna.Trial, steps: int = 2000) -> dict[str, s.Schedule | s.Scalar]:
-    """Polynomial decay from a rate; the Dice loss comes in at once or by and by, from one of three steps on."""
+    """Polynomial decay of the learning rate; the Dice loss begins at one of three steps, at once or gradually."""
     lr = trial.suggest_categorical("lr", [1e-3, 3e-4])
     share = trial.suggest_categorical("dice_share", [0.5, 0.9])
     begin = steps * trial.suggest_categorical("dice_from", [40, 60, 80]) // 100

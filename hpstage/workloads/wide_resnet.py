@@ -1,8 +1,8 @@
-"""WideResNet-16-4 on CIFAR-10: dropout that begins late and momentum that changes, with drops of the learning rate.
+"""WideResNet-16-4 on CIFAR-10: dropout that begins late, momentum that changes, and drops of the learning rate.
 
 The network is that of Zagoruyko and Komodakis, "Wide Residual Networks" (arXiv 1605.07146): blocks with normalisation
-and ReLU before each convolution, dropout between the two, 16 layers and 4 times the channels of a ResNet. It shows how
-a scheduled hyperparameter that is not one of the optimizer's reaches the model: ``loss`` sets it before each batch.
+and ReLU before each convolution, dropout between the two convolutions, 16 layers and 4 times the channels of a ResNet.
+It shows how to apply a scheduled hyperparameter of the model: ``loss`` sets it before each batch.
 
     export CIFAR10=path/to/cifar-10-batches-bin
     hpstage run hpstage.workloads.wide_resnet:WideResNet hpstage.workloads.wide_resnet:space \
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Block(nn.Module):
-    """BN-ReLU-conv, dropout, BN-ReLU-conv, and a shortcut: a 1 x 1 convolution where shapes differ."""
+    """BN-ReLU-conv, dropout, BN-ReLU-conv, and a shortcut: a 1 x 1 convolution if the numbers of channels differ."""
 
     def __init__(self, before: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Block(nn.Module):
 
 
 def wide_resnet(depth: int, width: int, base: int = 16, classes: int = 10) -> nn.Module:
-    """Return a WideResNet of 6n + 4 layers, its three groups ``width`` times as wide as ``base``, 2 and 4 ``base``."""
+    """Return a WideResNet of 6n + 4 layers. Its groups have ``width * base`` channels, and 2 and 4 times as many."""
     if depth % 6 != 4 or depth < 10:
         raise ValueError(f"depth is {depth}; it must be 6n + 4: 10, 16, 22, 28, 40")
     layers: list[nn.Module] = [nn.Conv2d(3, base, 3, padding=1, bias=False)]
@@ -78,7 +78,7 @@ class WideResNet(Cifar10):
 
 
 def space(trial: optuna.Trial, epochs: int = 200) -> dict[str, s.Schedule | s.Scalar]:
-    """Drops by 5 at 30, 60 and 80 % of training as published, or later; dropout and momentum that change on the way."""
+    """The rate drops by 5 at 30, 60 and 80 % of training, as published, or later; dropout and momentum change, too."""
     lr = trial.suggest_categorical("lr", [0.1, 0.03])
     later = trial.suggest_categorical("drop_later_by", [0, 10])
     drops = [epochs * (percent + later) // 100 for percent in (30, 60, 80)]
