@@ -1,4 +1,4 @@
-"""Gradient boosting as trainables: a step is a round, and trials that differ in rounds share trees.
+"""Gradient boosting as trainables: a step is a boosting round, and trials share trees as long as their schedules agree.
 
 ::
 

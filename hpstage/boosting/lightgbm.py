@@ -1,4 +1,4 @@
-"""LightGBM's rounds as steps."""
+"""Trains LightGBM: a step is a boosting round."""
 
 from __future__ import annotations
 
@@ -23,45 +23,44 @@ _CHANGING = frozenset(
     )
 )
 _INEXACT = {
-    "boosting": (("gbdt", "gbrt"), "dart, rf and goss keep weights, sums or a count of rounds in no model file"),
+    "boosting": (("gbdt", "gbrt"), "the weights, sums or counts of dart, rf and goss are not in the model file"),
     "data_sample_strategy": (("bagging",), "goss samples only after a number of rounds since training began"),
     "linear_tree": ((False,), "the rounding of linear models in leaves depends on where training began"),
     "use_quantized_grad": ((False,), "gradients are rounded by a generator that cannot be seeded for a round"),
-    "bagging_freq": ((0, 1), "rows that are kept for several rounds are in no model file"),
+    "bagging_freq": ((0, 1), "rows that are drawn for several rounds are not in the model file"),
     "bagging_by_query": ((False,), "queries are drawn by a generator that cannot be seeded for a round"),
     "pos_bagging_fraction": ((1.0,), "rows are drawn by a generator that cannot be seeded for a round"),
     "neg_bagging_fraction": ((1.0,), "rows are drawn by a generator that cannot be seeded for a round"),
-    "cegb_penalty_feature_lazy": ((), "which features were used before is in no model file"),
-    "cegb_penalty_feature_coupled": ((), "which features were used before is in no model file"),
-    **dict.fromkeys(_SEEDS, ((), "`seed` and the number of the round seed what is drawn")),
+    "cegb_penalty_feature_lazy": ((), "the features used before are not in the model file"),
+    "cegb_penalty_feature_coupled": ((), "the features used before are not in the model file"),
+    **dict.fromkeys(_SEEDS, ((), "`seed` and the number of the round decide all random numbers")),
 }
 _XENDCG = "rank_xendcg", "xendcg", "xe_ndcg", "xe_ndcg_mart", "xendcg_mart"
 _STOPPING = "early_stopping_round", "early_stopping_min_delta"
 
 
 class LightGBM(Rounds):
-    """Trains ``lightgbm`` one round a step.
+    """Trains ``lightgbm``, one boosting round per step.
 
     Hyperparameters are LightGBM's parameters, by the names of its documentation rather than their aliases. These may
     follow schedules: ``learning_rate``, ``num_leaves``, ``lambda_l1``, ``lambda_l2``, ``min_gain_to_split``,
     ``min_sum_hessian_in_leaf``, ``max_delta_step``, ``path_smooth``, ``feature_fraction``, ``feature_fraction_bynode``.
-    A model is bit for bit that of ``lightgbm.train`` with as many rounds and the same parameters. Where rows or
-    features are sampled, the seeds of round ``i`` are ``seed + i`` (a hyperparameter, or in ``params``; 0 by default),
-    so that what is drawn depends on the round alone; ``bagging_freq`` is 1 where
-    ``bagging_fraction`` is below 1.
+    A model is bit for bit that of ``lightgbm.train`` with as many rounds and the same parameters. If rows or features
+    are sampled, the seeds of round ``i`` are ``seed + i`` (``seed`` is a hyperparameter, or in ``params``; default 0),
+    so that the sample depends only on the round; ``bagging_freq`` is 1 if ``bagging_fraction`` is below 1.
 
-    Metrics are those of ``metric``, by their names, such as ``auc``; with several ``valid``, the name of the data is in
-    front, ``first_auc``. Defaults: ``deterministic``, one thread, ``force_row_wise``, no output.
+    Metrics are those of ``metric``, by their names, such as ``auc``; with several ``valid``, the name of the data is
+    prefixed: ``first_auc``. Defaults: ``deterministic``, one thread, ``force_row_wise``, no output.
 
     Args:
         train: training data, ``(X, y)`` or a dict of arguments of ``lightgbm.Dataset``: ``data``, ``label``,
             ``weight``, ``group``, ``feature_name``, ``categorical_feature``.
-        valid: data on which metrics are measured; a dict of names and data for several. Without, training data are.
-        params: parameters of LightGBM that no hyperparameter replaces.
+        valid: data on which metrics are measured, or a dict of several by name. By default, the training data.
+        params: parameters of LightGBM for all trials; a hyperparameter of the same name replaces one.
 
     Raises:
-        UsageError: LightGBM is not installed, it has no such parameter, or a fork would differ from training straight
-            through under it; training raises it, too, for hyperparameters, and for a schedule of another one.
+        UsageError: LightGBM is not installed, it has no such parameter, or with a parameter, a fork would differ from
+            training straight through. Training raises it for hyperparameters, and if one changes that must not.
     """
 
     _library = "LightGBM"
@@ -81,18 +80,18 @@ class LightGBM(Rounds):
 
     def _refused(self, params: Mapping[str, Any]) -> tuple[str, str] | None:
         if params.get("objective") in _XENDCG:
-            return "objective", "it draws by a generator of its own"
+            return "objective", "it has its own random generator, which is not in the model file"
         return None
 
     def _at(self, step: int, hp: Mapping[str, Scalar]) -> dict[str, Any]:
         params = super()._at(step, hp)
         if "force_col_wise" not in params:
-            params.setdefault("force_row_wise", True)  # otherwise the faster is taken, which differs
+            params.setdefault("force_row_wise", True)  # otherwise LightGBM measures which is faster, which varies
         seed = params.setdefault("seed", 0)
         if any(name in params for name in _SAMPLING):
             params.update(dict.fromkeys(_SEEDS, (seed + step) % (1 << 31)))
             if params.get(_ROWS, 1.0) < 1.0:
-                # Rows are drawn again where this changes, whatever the seed.
+                # LightGBM draws rows again only if this value changes, even if the seed has changed.
                 params[_ROWS] = params[_ROWS] * (1 - 1e-12 * (step % 2))
                 params.setdefault("bagging_freq", 1)
         return params
@@ -101,13 +100,14 @@ class LightGBM(Rounds):
         self._booster = self._trained(params, lambda booster: None)
 
     def _trained(self, params: dict[str, Any], before: Callable[[lightgbm.Booster], None]) -> lightgbm.Booster:
-        """Return a booster that has trained a round, from the model that was loaded, if any."""
+        """Return a booster that has trained a round, after the rounds of the model that was loaded, if any. ``before``
+        is called with the booster before the round."""
         library = self._module()
         binning = {name: value for name, value in params.items() if name not in _CHANGING.union(_SEEDS, (_ROWS,))}
         if self._bins is None or self._bins[0] != binning:
             self._bins = binning, library.Dataset(**self.train_data, params=params, free_raw_data=False).construct()
         whole = self._bins[1]
-        train = whole.subset(list(range(whole.num_data())), params=params)  # one that has seen no other model
+        train = whole.subset(list(range(whole.num_data())), params=params)  # a data set used with no other model
         valid = {
             name: library.Dataset(**data, reference=train, free_raw_data=False)
             for name, data in self.valid_data.items()
@@ -142,16 +142,16 @@ class LightGBM(Rounds):
 
         if self._booster is not None:
             measure(self._booster)
-        else:  # of a model that was loaded, before a round that is not kept
+        else:  # measure the loaded model before a round, which is then discarded
             self._trained(self._set, measure)
         return self._measured([(data, name, value) for data, name, value, *_ in found])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the model as LightGBM writes it to a file, and the hyperparameters that stay as they are."""
+        """Return the model as LightGBM writes it to a file, and the hyperparameters that must not change."""
         if self._booster is None:
             return {"model": self._model, "fixed": self._fixed}
         model = self._booster.model_to_string(num_iteration=-1)
-        # A tree without a split is written in two ways, depending on where it comes from.
+        # A tree without a split is written in two ways, depending on whether it was trained or loaded.
         same, found = re.subn(r"^leaf_weight=0?$", "leaf_weight=", model, flags=re.MULTILINE)
         model = re.sub(r"^tree_sizes=.*\n", "", same, flags=re.MULTILINE) if found else model
         return {"model": model, "fixed": self._fixed}
@@ -159,8 +159,8 @@ class LightGBM(Rounds):
 
 @functools.cache
 def _names() -> dict[str, str]:
-    """Return the names of all parameters of LightGBM, and those that are aliases, as ``Rounds._names``."""
-    from lightgbm.basic import _ConfigAliases  # there is no public table of them; reviewed with 4.7
+    """Return names and aliases of all parameters of LightGBM, as :meth:`Rounds._names` does."""
+    from lightgbm.basic import _ConfigAliases  # there is no public table of parameters; reviewed with 4.7
 
     meant = {"num_iterations": "steps", **dict.fromkeys(_STOPPING, "stopping")}
     names = _ConfigAliases._get_all_param_aliases()

@@ -1,4 +1,4 @@
-"""Code shared by the adapters of gradient boosting: data, names of parameters, and rounds as steps."""
+"""Code shared by the trainables of gradient boosting: data, names of parameters, and rounds as steps."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Data: TypeAlias = Sequence[Any] | Mapping[str, Any]
 
 
 class Rounds(ABC):
-    """Trains one round a step; a subclass for each library."""
+    """Trains one boosting round per step. There is a subclass for each library."""
 
     _library: ClassVar[str]
     _dataset: ClassVar[str]
-    """The class of the library whose arguments data may be."""
+    """The class of the library for data, as errors name it. Users may give its arguments instead of ``(X, y)``."""
     _arguments: ClassVar[frozenset[str]]
     _changing: ClassVar[frozenset[str]]
-    """Parameters that may change between rounds, with the same effect as if they had had the value from the
-    beginning."""
+    """Parameters that may change between rounds: a round depends only on their present values, not on earlier ones."""
     _whole: ClassVar[tuple[str, ...]]
     """Parameters that are integers, although schedules give floats."""
     _exact: ClassVar[Mapping[str, Any]]
-    """Parameters under which training is deterministic, unless others are given."""
+    """Default values of parameters, with which training is deterministic."""
     _only: ClassVar[Mapping[str, tuple[tuple[Any, ...], str]]]
-    """Parameters with the only values under which a round depends on nothing but the model and its number, and why."""
+    """Parameters for which only some values can be forked (a round depends only on the model and the number of the
+    round). For each: these values, and why others cannot."""
     _none: ClassVar[Any]
     """The model before the first round."""
 
@@ -66,7 +66,7 @@ class Rounds(ABC):
         return f"{AT_FIRST}; {these}"
 
     def _module(self) -> Any:
-        """Return the library. Raise UsageError if it is not installed."""
+        """Return the library's module. Raise :class:`UsageError` if it is not installed."""
         name = self._library.lower()
         try:
             return importlib.import_module(name)
@@ -77,20 +77,20 @@ class Rounds(ABC):
 
     @abstractmethod
     def _names(self) -> Mapping[str, str]:
-        """Return names and aliases of all parameters, with the name each stands for: ``steps`` and ``stopping`` for
-        those of the number of rounds and of early stopping."""
+        """Return a dict from names and aliases of all parameters to names. Parameters for the number of rounds have the
+        name ``steps``, those for early stopping ``stopping``."""
 
     @abstractmethod
     def _begin(self, step: int, params: dict[str, Any]) -> None:
-        """Train a round of a new booster, from the model that was loaded, if any."""
+        """Train a round with a new booster, after the rounds of the model that was loaded, if any."""
 
     @abstractmethod
     def _resume(self, step: int, params: dict[str, Any], changed: dict[str, Any]) -> None:
-        """Train a further round, for which ``changed`` of ``params`` differ from those of the round before."""
+        """Train a further round. ``changed``: the items of ``params`` that differ from the round before."""
 
     def _refused(self, params: Mapping[str, Any]) -> tuple[str, str] | None:
-        """Return a parameter that makes a round depend on more than the model and its number, given the others, and
-        why."""
+        """Return a parameter that cannot be forked in combination with other parameters, and why; ``None`` if there is
+        none."""
         return None
 
     def _at(self, step: int, hp: Mapping[str, Scalar]) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class Rounds(ABC):
         fixed = {name: value for name, value in hp.items() if name not in changing}
         if self._fixed is not None and fixed != self._fixed:
             name = next(name for name in (*fixed, *self._fixed) if fixed.get(name) != self._fixed.get(name))
-            these = f"these can: {', '.join(sorted(changing))}" if changing else "none can with its other parameters"
+            these = f"these can: {', '.join(sorted(changing))}" if changing else "with its other parameters, none can"
             raise UsageError(f"{self._library}'s {name!r} cannot follow a schedule; {these}")
         self._fixed = fixed
         params = self._at(step, hp)
@@ -122,7 +122,7 @@ class Rounds(ABC):
             self._begin(step, params)
         else:
             was = self._set
-            # Arrays are those of ``params``, the same in each round.
+            # Compare by identity first: arrays in ``params`` are the same objects in each round.
             changed = {n: v for n, v in params.items() if was.get(n) is not v and was.get(n) != v}
             self._resume(step, params, changed)
         self._set = params
@@ -132,7 +132,7 @@ class Rounds(ABC):
             raise RuntimeError("no round has been trained")
 
     def _measured(self, measured: list[tuple[str, str, float]]) -> dict[str, float]:
-        """Return metrics by their names, from names of data, names of metrics, and values."""
+        """Return metrics by name, given triples of the name of the data, the name of the metric, and its value."""
         return {f"{data}_{name}" if data in self.valid_data and data else name: float(v) for data, name, v in measured}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -147,9 +147,9 @@ class Rounds(ABC):
             found = {"data": data[0], "label": data[1]}
         else:
             kind = type(data).__name__
-            raise UsageError(f"data are (X, y) or a dict of arguments of {self._dataset}, not a {kind}")
+            raise UsageError(f"data is a {kind}; it must be (X, y) or a dict of arguments of {self._dataset}")
         if unknown := sorted(found.keys() - self._arguments):
-            raise UsageError(f"data of boosting cannot have {unknown}: give only {sorted(self._arguments)}")
+            raise UsageError(f"data of boosting cannot have {unknown}. Give only {sorted(self._arguments)}")
         return found
 
     def _check(self, params: Mapping[str, Any]) -> None:
@@ -160,19 +160,17 @@ class Rounds(ABC):
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise UsageError(f"{library} has no parameter {name!r}{hint}")
             if names[name] == "steps":
-                raise UsageError(f"a step is a round: give the number of rounds as steps=, in place of {name!r}")
+                raise UsageError(f"{name!r} is not supported, since a step is a round. Give the number as steps=")
             if names[name] == "stopping":
-                raise UsageError(f"{name!r} would end training within {library}: give an algorithm that prunes trials")
+                raise UsageError(f"{name!r} would end training within {library}. Give an algorithm that prunes trials")
             if names[name] != name:
-                raise UsageError(f"{library}'s {name!r} is an alias here: write {names[name]!r}")
+                raise UsageError(f"{library}'s {name!r} is an alias, which is not supported. Write {names[name]!r}")
             if value is None:
-                raise UsageError(f"{library}'s {name!r} is None: leave it out for the default")
+                raise UsageError(f"{library}'s {name!r} is None. Leave it out for the default")
             if callable(value):
-                raise UsageError(
-                    f"{library}'s {name!r} is a function; only a built-in one, given by name, can be continued"
-                )
+                raise UsageError(f"{library}'s {name!r} is a function. Give the name of a built-in one")
             allowed, why = self._only.get(name, ((value,), ""))
             if value not in allowed:
-                raise UsageError(f"{library} with {name}={value!r} cannot be forked: {why}; leave it out")
+                raise UsageError(f"{library} with {name}={value!r} cannot be forked: {why}. Leave it out")
         if found := self._refused(params):
             raise UsageError(f"{library} with {found[0]}={params[found[0]]!r} cannot be forked: {found[1]}")

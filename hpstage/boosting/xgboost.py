@@ -1,4 +1,4 @@
-"""XGBoost's rounds as steps."""
+"""Trains XGBoost: a step is a boosting round."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ _ALIASES = {
 
 
 class XGBoost(Rounds):
-    """Trains ``xgboost`` one round a step.
+    """Trains ``xgboost``, one boosting round per step.
 
     Hyperparameters are XGBoost's parameters, by the names of its documentation rather than their aliases. These may
     follow schedules: ``eta``, ``gamma``, ``max_depth``, ``max_leaves``, ``min_child_weight``, ``max_delta_step``,
     ``lambda``, ``alpha``, ``scale_pos_weight``, ``max_bin``, ``subsample``, ``colsample_bytree``,
     ``colsample_bylevel``, ``colsample_bynode``, ``rate_drop``, ``skip_drop``, ``max_cat_to_onehot``,
     ``max_cat_threshold``; none with ``booster="gblinear"``. A model is bit for bit that of ``xgboost.train`` with as
-    many rounds and the same parameters, among them ``seed_per_iteration``. Where rows or columns are sampled, what
-    grows trees begins with a generator of its own in each round, so that what is drawn depends on the round alone.
+    many rounds and the same parameters, among them ``seed_per_iteration``. If rows or columns are sampled, each round
+    has a new tree updater with a new random generator, so that the sample depends only on the round.
 
     Metrics are those of ``eval_metric``, by their names, such as ``auc``; with several ``valid``, the name of the data
-    is in front, ``first_auc``. Defaults: ``seed_per_iteration``, one thread, no output.
+    is prefixed: ``first_auc``. Defaults: ``seed_per_iteration``, one thread, no output.
 
     Args:
         train: training data, ``(X, y)`` or a dict of arguments of ``xgboost.DMatrix``: ``data``, ``label``,
             ``weight``, ``base_margin``, ``missing``, ``feature_names``, ``feature_types``, ``feature_weights``,
             ``group``, ``qid``, ``label_lower_bound``, ``label_upper_bound``, ``enable_categorical``.
-        valid: data on which metrics are measured; a dict of names and data for several. Without, training data are.
-        params: parameters of XGBoost that no hyperparameter replaces.
+        valid: data on which metrics are measured, or a dict of several by name. By default, the training data.
+        params: parameters of XGBoost for all trials; a hyperparameter of the same name replaces one.
 
     Raises:
-        UsageError: XGBoost is not installed, it has no such parameter, or a fork would differ from training straight
-            through under it; training raises it, too, for hyperparameters, and for a schedule of another one.
+        UsageError: XGBoost is not installed, it has no such parameter, or with a parameter, a fork would differ from
+            training straight through. Training raises it for hyperparameters, and if one changes that must not.
     """
 
     _library = "XGBoost"
@@ -74,13 +74,16 @@ class XGBoost(Rounds):
     _whole = _WHOLE
     _exact: ClassVar = {"nthread": 1, "seed_per_iteration": True, "verbosity": 0}
     _only: ClassVar = {
-        "seed_per_iteration": ((True,), "what is drawn would depend on where training began"),
-        "device": (("cpu",), "only the processor's rounds are known to depend on the model and the round alone"),
+        "seed_per_iteration": ((True,), "random samples would depend on where training began"),
+        "device": (("cpu",), "only on a CPU are rounds known to depend only on the model and the round"),
         "lambdarank_unbiased": ((False,), "XGBoost does not continue estimates of position bias"),
-        "process_type": (("default",), "to update trees is not a round"),
-        "updater": (("coord_descent", "shotgun"), "`tree_method` names what grows trees"),
-        "feature_selector": (("cyclic", "random", "greedy", "thrifty"), "the order of features is in no model file"),
-        "tolerance": ((0,), "the weights of the round before are in no model file"),
+        "process_type": (("default",), "updating trees is not a round"),
+        "updater": (("coord_descent", "shotgun"), "`tree_method` decides how trees are grown"),
+        "feature_selector": (
+            ("cyclic", "random", "greedy", "thrifty"),
+            "the order of features is not in the model file",
+        ),
+        "tolerance": ((0,), "the weights of the round before are not in the model file"),
     }
     _none = b""
     stateless = ("_matrices",)
@@ -96,11 +99,11 @@ class XGBoost(Rounds):
         return None
 
     def _may_change(self, hp: Mapping[str, Scalar]) -> frozenset[str]:
-        # A linear model takes penalties over in another way than it begins with them.
+        # A linear model applies changed penalties differently from initial ones.
         return frozenset() if {**self.params, **hp}.get("booster") == "gblinear" else self._changing
 
     def _data(self) -> tuple[Any, dict[str, Any]]:
-        """Return the training data and those on which metrics are measured."""
+        """Return the training data, and the data on which metrics are measured, by name."""
         if self._matrices is None:
             matrix = self._module().DMatrix
             valid = {name: matrix(**data) for name, data in self.valid_data.items()}
@@ -118,10 +121,10 @@ class XGBoost(Rounds):
 
     def _resume(self, step: int, params: dict[str, Any], changed: dict[str, Any]) -> None:
         if any(params.get(name, 1) != 1 for name in _DRAWN):
-            # What grows trees has a generator of its own, from the first tree on. Another has a new one.
+            # The tree updater keeps its random generator from tree to tree. Force a new updater, with a new generator.
             method = params.get("tree_method", "auto")
             self._booster.set_param("tree_method", "hist" if method == "exact" else "exact")
-            self._booster.num_boosted_rounds()  # takes parameters over
+            self._booster.num_boosted_rounds()  # makes the booster apply its parameters
             changed = {**changed, "tree_method": method}
         if changed:
             self._booster.set_param(changed)
@@ -138,6 +141,6 @@ class XGBoost(Rounds):
         return self._measured([(names[int(at)], name, value) for at, name, value in found])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the model as XGBoost writes it to a file, and the hyperparameters that stay as they are."""
+        """Return the model as XGBoost writes it to a file, and the hyperparameters that must not change."""
         trained = self._booster is not None
         return {"model": bytes(self._booster.save_raw()) if trained else self._model, "fixed": self._fixed}

@@ -205,18 +205,18 @@ def test_several_validation_sets_or_none_may_be_given() -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"boosting": "dart"}, "boosting='dart' cannot be forked: dart, rf and goss keep"),
+        ({"boosting": "dart"}, "boosting='dart' cannot be forked: the weights, sums or counts of dart"),
         ({"data_sample_strategy": "goss"}, "goss samples only after a number of rounds"),
-        ({"objective": "rank_xendcg"}, "it draws by a generator of its own"),
-        ({"objective": "xendcg"}, "it draws by a generator of its own"),
+        ({"objective": "rank_xendcg"}, "it has its own random generator"),
+        ({"objective": "xendcg"}, "it has its own random generator"),
         ({"linear_tree": True}, "linear_tree=True cannot be forked"),
         ({"bagging_freq": 5}, "bagging_freq=5 cannot be forked"),
-        ({"bagging_seed": 5}, "`seed` and the number of the round seed what is drawn"),
-        ({"cegb_penalty_feature_coupled": "1,2"}, "which features were used before"),
-        ({"subsample": 0.5}, "'subsample' is an alias here: write 'bagging_fraction'"),
+        ({"bagging_seed": 5}, "`seed` and the number of the round decide all random numbers"),
+        ({"cegb_penalty_feature_coupled": "1,2"}, "the features used before"),
+        ({"subsample": 0.5}, "'subsample' is an alias, which is not supported. Write 'bagging_fraction'"),
         ({"num_leafs": 5}, "no parameter 'num_leafs'; did you mean 'num_leaf"),
-        ({"n_estimators": 100}, "give the number of rounds as steps="),
-        ({"early_stopping_round": 5}, "give an algorithm that prunes"),
+        ({"n_estimators": 100}, "Give the number as steps="),
+        ({"early_stopping_round": 5}, "Give an algorithm that prunes"),
     ],
 )
 def test_what_cannot_be_forked_is_refused_by_name(params: dict[str, Any], message: str) -> None:
@@ -267,9 +267,9 @@ def test_a_trainable_that_has_trained_can_be_sent_to_another_process() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (lambda x, y: (x, y, x), r"data are \(X, y\) or a dict of arguments of lightgbm.Dataset, not a tuple"),
-        (lambda x, y: lightgbm.Dataset(x, y), "not a Dataset"),
-        (lambda x, y: {"data": x, "label": y, "init_score": y}, r"cannot have \['init_score'\]: give only"),
+        (lambda x, y: (x, y, x), r"data is a tuple; it must be \(X, y\) or a dict of arguments of lightgbm.Dataset"),
+        (lambda x, y: lightgbm.Dataset(x, y), "data is a Dataset"),
+        (lambda x, y: {"data": x, "label": y, "init_score": y}, r"cannot have \['init_score'\]. Give only"),
     ],
     ids=["three", "a data set", "init_score"],
 )

@@ -305,20 +305,20 @@ def test_several_validation_sets_or_none_may_be_given() -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"seed_per_iteration": False}, "would depend on where training began"),
-        ({"device": "cuda"}, "device='cuda' cannot be forked: only the processor's rounds"),
+        ({"seed_per_iteration": False}, "random samples would depend on where training began"),
+        ({"device": "cuda"}, "device='cuda' cannot be forked: only on a CPU are rounds"),
         ({"lambdarank_unbiased": True}, "does not continue estimates of position bias"),
-        ({"process_type": "update"}, "to update trees is not a round"),
-        ({"updater": "grow_colmaker,prune"}, "`tree_method` names what grows trees"),
-        ({"booster": "gblinear", "feature_selector": "shuffle"}, "the order of features is in no model file"),
-        ({"booster": "gblinear", "tolerance": 0.1}, "the weights of the round before are in no model file"),
+        ({"process_type": "update"}, "updating trees is not a round"),
+        ({"updater": "grow_colmaker,prune"}, "`tree_method` decides how trees are grown"),
+        ({"booster": "gblinear", "feature_selector": "shuffle"}, "the order of features is not in the model file"),
+        ({"booster": "gblinear", "tolerance": 0.1}, "the weights of the round before are not in the model file"),
         ({"booster": "gblinear", "nthread": 2}, "several threads of the updater 'shotgun' race"),
-        ({"learning_rate": 0.5}, "'learning_rate' is an alias here: write 'eta'"),
+        ({"learning_rate": 0.5}, "'learning_rate' is an alias, which is not supported. Write 'eta'"),
         ({"max_deph": 5}, "no parameter 'max_deph'; did you mean 'max_depth'"),
-        ({"n_estimators": 100}, "give the number of rounds as steps="),
-        ({"early_stopping_rounds": 5}, "give an algorithm that prunes"),
+        ({"n_estimators": 100}, "Give the number as steps="),
+        ({"early_stopping_rounds": 5}, "Give an algorithm that prunes"),
         ({"objective": print}, "'objective' is a function"),
-        ({"max_depth": None}, "'max_depth' is None: leave it out"),
+        ({"max_depth": None}, "'max_depth' is None. Leave it out"),
     ],
 )
 def test_what_cannot_be_forked_is_refused_by_name(params: dict[str, Any], message: str) -> None:
@@ -351,16 +351,18 @@ def test_no_parameter_of_a_linear_booster_may_change() -> None:
     subject = trainable(booster="gblinear")
     subject.setup({"eta": 0.5})
     subject.train(0, {"eta": 0.5})
-    with pytest.raises(UsageError, match="XGBoost's 'eta' cannot follow a schedule; none can with its other"):
+    with pytest.raises(
+        UsageError, match="XGBoost's 'eta' cannot follow a schedule; with its other parameters, none can"
+    ):
         subject.train(1, {"eta": 0.1})
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (lambda x, y: (x, y, x), r"data are \(X, y\) or a dict of arguments of xgboost.DMatrix, not a tuple"),
-        (lambda x, y: xgboost.DMatrix(x, y), "not a DMatrix"),
-        (lambda x, y: {"data": x, "label": y, "silent": True}, r"cannot have \['silent'\]: give only"),
+        (lambda x, y: (x, y, x), r"data is a tuple; it must be \(X, y\) or a dict of arguments of xgboost.DMatrix"),
+        (lambda x, y: xgboost.DMatrix(x, y), "data is a DMatrix"),
+        (lambda x, y: {"data": x, "label": y, "silent": True}, r"cannot have \['silent'\]. Give only"),
     ],
     ids=["three", "a data set", "silent"],
 )
