@@ -1,4 +1,4 @@
-"""Contract suites of the ports: to test an implementation, subclass its suite in your tests and run pytest.
+"""Contract suites of the ports. To test an implementation of a port, subclass its suite in your tests and run pytest.
 
 The trainables of the suites are in :mod:`hpstage.testing.toys`, which does not need pytest, since workers load it, too.
 """
@@ -38,7 +38,7 @@ _HOMES = {
 }
 
 if "pytest" in sys.modules:
-    # Before they are imported, so that their failed assertions show what was compared.
+    # Register the suites before they are imported, so that failed assertions show the values compared.
     more = ("chains", "executor_case", "leases", "play")
     sys.modules["pytest"].register_assert_rewrite(*_HOMES.values(), *(f"hpstage.testing.{name}" for name in more))
 

@@ -1,4 +1,4 @@
-"""AlgorithmContract: what every implementation of the Algorithm port must do."""
+"""AlgorithmContract: the obligations of every implementation of the Algorithm port."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SEEDS = range(40)
 
 
 class _Trials(Proposed):
-    """Decides at random whether a pruner would prune a trial: the same for equal states and steps."""
+    """Trials with a pruner that decides at random, but equally for equal states and steps."""
 
     def __init__(self, lines: list[str] | None, salt: str, pruned_share: float) -> None:
         super().__init__(lines)
@@ -28,7 +28,7 @@ class _Trials(Proposed):
         self._pruned_share = pruned_share
 
     def of_state(self, what: str, index: int, step: int) -> float:
-        # Beyond its end, a trial has its last value; those that algorithms fork have no line of their own.
+        # Beyond its end, a trial has its last value. Trials that algorithms fork have no line.
         at = min(step, len(self.lines[index])) if self.lines is not None and index < len(self.lines) else step
         return _drawn(f"{what} {self.salt} {self.prefix(index, step)} {at}")
 
@@ -37,17 +37,17 @@ class _Trials(Proposed):
 
 
 def _drawn(text: str) -> float:
-    """Return a number in [0, 1) that a text decides: a generator seeded by it would take most of the time of a test."""
+    """Return a number in [0, 1) that depends on a text. (Seeding a generator by the text would slow down the tests.)"""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big") / 2**48
 
 
 @dataclass(frozen=True)
 class _Scene:
-    """A search that draws everything that the algorithm does not decide from a seed."""
+    """A search in which a seed decides everything that the algorithm does not decide."""
 
     seed: str
     setting: Setting
-    lines: list[str] | None  # what trials are trained on, a letter for each step; some may be shorter than others
+    lines: list[str] | None  # for each trial, a letter for the values of each step; some may be shorter than others
     failing_share: float
     values: tuple[float, ...]
     order: tuple[int, ...]
@@ -70,7 +70,7 @@ class _Scene:
 
 
 class _Failing(Container[Target]):
-    """Random failures of states, as if the user's code failed, and of single trials, as if a worker was lost too
+    """Random failures: of states, as if the user's code failed, and of single trials, as if their workers were lost too
     often."""
 
     def __init__(self, trials: _Trials, share: float) -> None:
@@ -87,8 +87,8 @@ class _Failing(Container[Target]):
 class AlgorithmContract:
     """Subclass it, name the subclass ``Test...`` and override the fixture ``algorithm``.
 
-    ``class TestMyAlgorithm(AlgorithmContract): ...``. Searches are of 1 to 30 trials of ``steps`` steps; settings that
-    the algorithm refuses are left out.
+    ``class TestMyAlgorithm(AlgorithmContract): ...``. Searches have 1 to 30 trials of ``steps`` steps; settings that
+    the algorithm refuses are skipped.
     """
 
     steps: ClassVar[int] = 9
@@ -114,7 +114,7 @@ class AlgorithmContract:
         for scene in self._scenes(algorithm):
             smooth = replace(scene, failing_share=0.0, pruned_share=0.0)
             ends = set(smooth.play(algorithm).ends.values())
-            assert "complete" in ends, "no trial failed, and none was finished as complete: there is no best trial"
+            assert "complete" in ends, "no trial failed, but none is complete, so there is no best trial"
 
     def test_without_a_number_of_trials_a_search_goes_on_until_it_is_stopped_or_is_refused(
         self, algorithm: Algorithm
@@ -129,15 +129,15 @@ class AlgorithmContract:
         )
 
     def test_decisions_are_a_function_of_what_was_reported(self, algorithm: Algorithm) -> None:
-        """Global generators and other searches of the same description have no influence."""
+        """Global generators, and other searches by the same algorithm object, have no influence."""
         for scene in self._scenes(algorithm):
             first = scene.play(algorithm)
             random.random()
             assert scene.play(copy.deepcopy(algorithm)) == first == scene.play(algorithm)
 
     def test_an_interrupted_search_that_is_resumed_decides_and_proposes_the_same(self, algorithm: Algorithm) -> None:
-        """Trials proposed by an interrupted call are added before anything is reported. The order in which the results
-        of an asynchronous search arrived is lost, but the search still comes to its end."""
+        """Trials proposed by an interrupted call are added before any result is reported. An asynchronous search loses
+        the order in which results arrived, but must still end."""
         for scene in self._scenes(algorithm):
             expected = scene.play(algorithm)
             ahead = random.Random(f"ahead {scene.seed}").randint(0, scene.setting.n_trials or 0)
@@ -164,7 +164,7 @@ class AlgorithmContract:
         assert repr(algorithm) == before == repr(copy.deepcopy(algorithm))
 
     def _scenes(self, algorithm: Algorithm) -> Iterator[_Scene]:
-        """Random searches, the first of 30 trials."""
+        """Yield random searches. The first has 30 trials."""
         for seed in _SEEDS:
             draw = random.Random(seed)
             n = 30 if seed == 0 else draw.randint(1, 30)
@@ -174,7 +174,7 @@ class AlgorithmContract:
             except UsageError:
                 assert seed, f"{algorithm} refuses 30 trials of {self.steps} steps"
                 continue
-            # Few values, so that they tie often, and trials with common beginnings.
+            # Few values, so that trials often tie, and trials with common prefixes.
             values = (-2.0, -1.0, 0.0, 1.0, 2.0)
             lines = ["".join(draw.choice("aab") * 2 for _ in range(self.steps)) for _ in range(n)]
             if draw.random() < 0.5 and not algorithm.forks:

@@ -23,17 +23,18 @@ def stage(start: int, stop: int, x: Scalar = 1.0) -> Stage:
 
 
 def seen(x: Scalar = 1.0) -> History:
-    """The values of a trial that has never had another ``x``."""
+    """Return the history of a trial in which ``x`` is constant."""
     return History.new(StateKey("w" * 32), ["x"]).changed(0, [("x", x)])
 
 
 def boundary(step: int) -> Boundary:
-    """A boundary that is evaluated and saved."""
+    """Return a boundary at which the state is evaluated and saved."""
     return Boundary(NODE, step, key(step), evaluate=True, keep=True)
 
 
 def chain(name: str, stop: int, *boundaries: int, start: int = 0, x: Scalar = 1.0) -> Chain:
-    """Steps ``[start, stop)``, from the saved state at ``start``, with boundaries at ``boundaries`` and the end."""
+    """Return a chain of steps ``[start, stop)`` with boundaries at ``boundaries`` and ``stop``. It begins with the
+    saved state at ``start``, or with a new state if ``start`` is 0."""
     return Chain(
         id=ChainId(name),
         source=key(start) if start else None,
@@ -44,23 +45,23 @@ def chain(name: str, stop: int, *boundaries: int, start: int = 0, x: Scalar = 1.
 
 
 def until(executor: Executor, enough: Callable[[list[Report]], bool], seconds: float = 120.0) -> list[Report]:
-    """Wait for reports until they are enough; return them."""
+    """Wait for reports until ``enough(reports)``, for at most ``seconds``. Return the reports."""
     reports: list[Report] = []
     deadline = time.monotonic() + seconds
     while not enough(reports):
-        assert time.monotonic() < deadline, f"after {seconds} s there was only {reports}"
+        assert time.monotonic() < deadline, f"in {seconds} s, only these reports arrived: {reports}"
         reports += executor.wait(0.2)
     return reports
 
 
 def workers(executor: Executor, count: int = 2) -> list[WorkerId]:
-    """Wait until ``count`` workers have joined; return them."""
+    """Wait until ``count`` workers have joined. Return the workers."""
     joined = until(executor, lambda seen: sum(isinstance(report, WorkerJoined) for report in seen) == count)
     return [report.worker for report in joined if isinstance(report, WorkerJoined)]
 
 
 def ended(executor: Executor, *names: str) -> list[Report]:
-    """Wait until all these chains have ended; return the reports."""
+    """Wait until all named chains have ended. Return the reports."""
 
     def enough(seen: list[Report]) -> bool:
         return {report.chain for report in seen if isinstance(report, ChainEnded)} >= set(names)

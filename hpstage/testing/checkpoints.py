@@ -1,4 +1,4 @@
-"""CheckpointContract: what every implementation of the CheckpointStore port must do."""
+"""CheckpointContract: the obligations of every implementation of the CheckpointStore port."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OTHER = StateKey("f" * 31 + "b")
 
 
 def example_state() -> dict[object, object]:
-    """A state with every kind of value but tensors of torch."""
+    """Return a state with every kind of value except torch's tensors."""
     return {
         "weights": {"w": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.zeros(0, np.int8)},
         "scalar": np.float64(0.1),
@@ -45,13 +45,13 @@ class CheckpointContract:
     """
 
     processes: ClassVar[bool] = True
-    """Whether other processes reach the same storage. If not, threads are used instead."""
+    """Whether other processes can access the same storage. If not, threads are used instead."""
     rounds: ClassVar[int] = 300
-    """How often a checkpoint is deleted and saved while another process reads it; fewer for a slow storage."""
+    """How many times a checkpoint is deleted and saved while another process reads it. Lower it for slow storage."""
 
     @pytest.fixture
     def open_store(self) -> Callable[[], CheckpointStore]:
-        """A function, sendable to another process, that opens the store of this test, empty at first."""
+        """A function that opens the store of this test, which is empty at first. It can be sent to another process."""
         raise NotImplementedError("override the fixture open_store")
 
     @pytest.fixture
@@ -107,7 +107,7 @@ class CheckpointContract:
 
     def test_a_place_has_one_name_which_its_copies_prove(self, open_store: Callable[[], CheckpointStore]) -> None:
         store = open_store()
-        store.prove()  # of what was not named yet nothing can be proven
+        store.prove()  # a location without a name proves nothing
         name = store.identity()
         assert name == open_store().identity() == store.identity()
         store.save(KEY, [1], step=0, parent=None)
@@ -134,7 +134,7 @@ class CheckpointContract:
     def test_saving_a_kept_key_again_changes_nothing(self, store: CheckpointStore) -> None:
         first = store.save(KEY, {"a": 1}, step=1, parent=None)
         assert store.save(KEY, {"a": 1}, step=1, parent=None) == first
-        # Equal keys mean equal training. Where that does not hold, what is kept wins, and the planner is notified.
+        # Equal keys should mean equal training. If they do not, the saved state wins, and the planner is notified.
         other = store.save(KEY, {"a": 2}, step=1, parent=None)
         assert (other.key, other.bytes, other.digest) == (KEY, first.bytes, digest({"a": 2}))
         assert store.manifest(KEY).digest == first.digest
@@ -147,7 +147,7 @@ class CheckpointContract:
         large = store.save(OTHER, [np.zeros(10_000)], step=1, parent=None)
         sizes = store.sizes()
         assert sizes.keys() == {KEY, OTHER}
-        # The storage's sizes hold the manifests as well.
+        # The sizes in the storage include the manifests.
         for kept in (small, large):
             assert kept.bytes <= sizes[kept.key] < kept.bytes + 2000
         assert store.usage() == Usage(checkpoints=2, bytes=sum(sizes.values()))
@@ -229,14 +229,14 @@ class CheckpointContract:
         for reader in (store, open_store()):
             loaded = [reader.load(key) for key in (KEY, OTHER)]
             assert [digest(one) for one in loaded] == [digest(_tuned(1)), digest(_tuned(2))]
-            loaded[0]["frozen"] += 1  # type: ignore[index]  # each has memory of its own
+            loaded[0]["frozen"] += 1  # type: ignore[index]  # loaded states share no memory
             assert digest(loaded[1]) == digest(reader.load(OTHER)) == digest(_tuned(2))
         parts = {part.key: part.bytes for one in kept for part in one.parts}
         sizes = store.parts()
         assert sizes.keys() == parts.keys()
         assert sum(store.sizes().values()) + sum(sizes.values()) == store.usage().bytes
         if not parts:
-            return  # this store keeps states whole
+            return  # this store saves states as a whole
         assert kept[0].parts == kept[1].parts
         assert store.usage().bytes < 1.2 * _tuned(0)["frozen"].nbytes  # type: ignore[attr-defined]
         store.verify(KEY)
@@ -249,7 +249,7 @@ class CheckpointContract:
         assert digest(store.load(store.save(OTHER, _tuned(2), step=2, parent=None).key)) == digest(_tuned(2))
         assert digest(store.load(KEY)) == digest(_tuned(1))  # the part was written again
         whole = open_store().save(StateKey("1" * 32), _tuned(2), step=2, parent=None)
-        assert not whole.parts and whole.bytes == kept[1].bytes  # which does not depend on what was met
+        assert not whole.parts and whole.bytes == kept[1].bytes  # the size does not depend on states met before
 
     def _pool(self, size: int) -> Pool:
         return multiprocessing.get_context("forkserver").Pool(size) if self.processes else ThreadPool(size)
@@ -288,7 +288,7 @@ class CheckpointContract:
 
 
 def _tuned(number: int) -> dict[str, object]:
-    """Return a state most of which does not depend on the number."""
+    """Return a state of which only a small part depends on the number."""
     return {"frozen": np.arange(50_000.0), "scale": np.float64(3), "tuned": np.full(1_000, number), "step": number}
 
 
@@ -313,7 +313,7 @@ def _save_many(open_store: Callable[[], CheckpointStore], count: int) -> list[Ke
 
 
 def describe(state: object) -> object:
-    """Return a representation of a state for comparisons by ``==``, which include types, bits and order."""
+    """Return a representation of a state that ``==`` compares with types, bits and order."""
     if isinstance(state, dict):
         return type(state), [(describe(key), describe(value)) for key, value in state.items()]
     if isinstance(state, list | tuple):

@@ -1,4 +1,4 @@
-"""ExecutorContract: what every implementation of the Executor port must do."""
+"""ExecutorContract: the obligations of every implementation of the Executor port."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from hpstage.testing.toys import Counter, Gate
 class ExecutorContract(Audits):
     """Subclass it, name the subclass ``Test...`` and override the fixture ``make_executor``.
 
-    ``class TestMyExecutor(ExecutorContract): ...``. Workers must reach the tests' files. Where opening takes long,
-    the fixture ``executor`` may give the same one to all tests, with the checkpoints of each; ``everyone`` then gives
-    its workers.
+    ``class TestMyExecutor(ExecutorContract): ...``. Workers must be able to read the files of the tests. If opening an
+    executor takes long, override the fixture ``executor`` to give all tests the same one, with new checkpoints for each
+    test, and override ``everyone`` to return its workers.
     """
 
     # --- opening and closing ------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ class ExecutorContract(Audits):
 
     def test_what_cannot_be_trained_is_refused_before_anything_is(self, open_executor: Open) -> None:
         if not self.trains:
-            pytest.skip("nothing is trained here")
+            pytest.skip("this executor does not train")
         with pytest.raises(UsageError):
             open_executor(3)
 
@@ -239,7 +239,7 @@ class ExecutorContract(Audits):
     def test_a_running_chain_keeps_states_by_itself_and_the_one_at_which_it_is_stopped(
         self, executor: Executor
     ) -> None:
-        """Steps may be faster than messages; the chain itself chooses the states to save."""
+        """The chain itself chooses the states to save, since steps may be faster than messages."""
         worker = self.first(executor)
         executor.start(worker, replace(chain("c", ENDLESS), keep_every=50))
         reports = until(executor, lambda received: len(reached(received, "c")) >= 3)
@@ -263,7 +263,7 @@ class ExecutorContract(Audits):
         executor.stop(ChainId("c"), keep=True)
         reports += ended(executor, "c")
         end, last = outcome(reports, "c"), reached(reports, "c")[-1]
-        assert end.outcome in ("stopped", "done")  # it ended where it was to end
+        assert end.outcome in ("stopped", "done")  # "done" if it has reached its end
         assert (end.step, end.wasted_steps) == (last.step, 0)
         assert last.kept is not None and last.kept.key == seen().key(last.step)
         executor.start(worker, replace(chain("d", last.step + 5, start=last.step), source=last.kept.key))

@@ -1,4 +1,4 @@
-"""Shared parts of the tests of executors: opening executors, observing their work, and audits."""
+"""Shared parts of the tests of executors: opening an executor, checking its work, and audits."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ ENDLESS = 10**9
 
 
 class ExecutorCase:
-    """An executor under test, which the contract opens, and what the tests share."""
+    """Fixtures that open the executor under test, and helpers of the tests."""
 
     n_workers: ClassVar[int] = 1
-    """Number of workers at the beginning."""
+    """Number of workers of a new executor."""
     trains: ClassVar[bool] = True
     """Whether trainables are actually trained, and states actually saved."""
     within_wait: ClassVar[bool] = False
-    """Whether chains train in the caller's thread while it waits, and pause in between."""
+    """Whether chains are trained only within :meth:`Executor.wait`, by the caller's thread."""
 
     @pytest.fixture
     def make_executor(self) -> Callable[[], Executor]:
-        """A function that makes an executor, not yet opened; the suite closes it."""
+        """A function that makes an executor, without opening it. The suite closes it."""
         raise NotImplementedError("override the fixture make_executor")
 
     def settle(self, executor: Executor) -> None:
         """Wait until all orders have reached the workers; by default they arrive immediately."""
 
     def everyone(self, executor: Executor) -> list[WorkerId]:
-        """The workers, once all have joined."""
+        """Wait until all workers have joined. Return the workers."""
         return workers(executor, self.n_workers)
 
     def first(self, executor: Executor) -> WorkerId:
@@ -72,9 +72,9 @@ class ExecutorCase:
 
     @pytest.fixture
     def held_at_5(self, open_executor: Open, gate: Gate) -> Callable[[int], Executor]:
-        """A function that starts the chain ``"c"`` with the given number of steps, and returns once step 5 is reported.
+        """A function that starts the chain ``"c"`` with the given number of steps, and returns when step 5 is reported.
 
-        It continues when the gate is opened.
+        The chain continues when the gate is opened.
         """
 
         def start(steps: int) -> Executor:
@@ -91,7 +91,7 @@ class ExecutorCase:
 
     def _need_training(self) -> None:
         if not self.trains:
-            pytest.skip("nothing is trained here")
+            pytest.skip("this executor does not train")
 
     def _check_total(self, metrics: dict[str, float | str] | None, total: float) -> None:
         assert metrics is not None
@@ -111,10 +111,10 @@ def chain_of(report: Report) -> ChainId | None:
 
 
 class Audits(ExecutorCase):
-    """An executor that cannot audit refuses one; these are the others' obligations."""
+    """Tests of audits. An executor that cannot audit must refuse an audit."""
 
     def _audit(self, executor: Executor, worker: WorkerId, stop: int = 10) -> Audit:
-        """Train a chain, and return an audit of its steps from the 5th on, which is queued."""
+        """Train a chain. Return an audit of its steps from step 5 on, which is not started yet."""
         executor.start(worker, chain("audited", 10, 5))
         digests = {r.step: r.kept.digest for r in reached(ended(executor, "audited"), "audited") if r.kept is not None}
         segment = Segment(
@@ -127,24 +127,24 @@ class Audits(ExecutorCase):
         return Audit(AuditId("a"), segment)
 
     def _ended(self, executor: Executor, worker: WorkerId, audit: Audit) -> AuditEnded:
-        """Retry an audit until it begins, and return its end. A worker is idle shortly after its chain has reported its
-        end."""
+        """Request an audit until it begins, since a worker becomes idle shortly after its chain has reported its end.
+        Return the end of the audit."""
         for _ in range(1000):
             executor.audit(worker, audit)
             [end] = audits_ended(until(executor, lambda received: bool(audits_ended(received))))
             if end.outcome != "stopped" or end.seconds > 0:
                 return end
-        raise AssertionError(f"{worker} has ended its chain, but begins no audit: {end}")
+        raise AssertionError(f"{worker} has ended its chain, but does not begin the audit: {end}")
 
     def _auditor(self, executor: Executor) -> WorkerId:
-        """Return a worker that can audit."""
+        """Return a worker that can audit. If the executor cannot audit, check that it refuses, and skip the test."""
         worker = self.first(executor)
         if not executor.can_audit:
             audit = self._audit(executor, worker)
             with pytest.raises(InternalError, match="cannot audit"):
                 executor.audit(worker, audit)
             executor.stop_audit(AuditId("a"))
-            pytest.skip("it cannot audit")
+            pytest.skip("this executor cannot audit")
         return worker
 
     def test_an_audit_trains_again_from_a_kept_state_or_from_nothing(self, executor: Executor) -> None:

@@ -1,4 +1,4 @@
-"""JournalContract: what every implementation of the Journal port must do."""
+"""JournalContract: the obligations of every implementation of the Journal port."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _WRITERS = 3
 _BATCHES = 40
 _TURNS = 60
 _PATIENCE = 120.0
-"""Seconds within which two writers should have committed on any machine."""
+"""Seconds in which two writers should have committed on any machine."""
 _WRITES = 10
-"""Snapshots of each writer."""
+"""Number of snapshots written by each writer."""
 _LARGE = 5_000_000
-"""Bytes of a snapshot that a store may write in parts."""
+"""Bytes of a snapshot so large that a store may write it in parts."""
 
 
 class JournalContract(Leases):
@@ -285,7 +285,7 @@ class JournalContract(Leases):
                 for turn in count():
                     if turn >= _TURNS and (len(committed) > 1 or time.monotonic() > until):
                         return
-                    # So short that it is over, now and then, before the commit; each of an owner of its own.
+                    # Each lease has a new owner, and is so short that it sometimes expires before the commit.
                     token = store.acquire("a", f"owner {writer}.{turn}", 0.0005 * 2 ** (turn % 6))
                     if token is None:
                         time.sleep(0.0005)
@@ -316,7 +316,8 @@ def _append_batches(store: Journal, writer: int) -> list[int]:
 
 
 def _check_batches(records: list[bytes], positions: list[list[int]]) -> None:
-    """Every batch is whole, once, at the position returned to its writer, and each writer's batches are in order."""
+    """Check that every batch is in the log exactly once, as a whole, at the position returned to its writer, and that
+    each writer's batches are in order."""
     assert len(records) == len(positions) * sum(1 + batch % 4 for batch in range(_BATCHES))
     for writer, starts in enumerate(positions):
         assert starts == sorted(starts)
@@ -330,9 +331,9 @@ def _content(writer: int, number: int) -> bytes:
 
 
 def _check(content: bytes | None) -> bytes | None:
-    """Return the name of a whole snapshot."""
+    """Check that a snapshot was written as a whole. Return its first bytes, which identify it."""
     if content is not None:
-        assert content == _content(int(content[:3]), int(content[3:6])), "parts of several"
+        assert content == _content(int(content[:3]), int(content[3:6])), "parts of several snapshots"
     return content and content[:6]
 
 

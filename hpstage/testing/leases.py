@@ -1,4 +1,4 @@
-"""The part of JournalContract that concerns leases, and what opens the journals of its tests."""
+"""The part of JournalContract about leases, and the fixtures that open the journals of its tests."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _NAMES = [f"node {number}" for number in range(60)]
 
 
 class Leases:
-    """Leases in these tests last 100 s or more, on the assumption that the tests take less time."""
+    """Tests of leases. Their leases last at least 100 s; it is assumed that a test takes less time."""
 
     between_processes = True
     """Whether the journal is shared between processes and outlives its handles."""
 
     @pytest.fixture
     def open_store(self) -> Callable[[], Journal]:
-        """A function, sendable to another process, that opens the journal of this test, empty at first.
+        """A function that opens the journal of this test, which is empty at first. It can be sent to another process.
 
-        Each call may give a handle of its own; if ``between_processes`` is false it may give the same one.
+        Each call returns a new handle; if ``between_processes`` is false, calls may return the same handle.
         """
         raise NotImplementedError("override the fixture open_store")
 
     @pytest.fixture
     def advance(self) -> Callable[[float], None]:
-        """A function that sets the clock of this test's leases ahead by a number of seconds."""
+        """A function that moves the clock of this test's leases forward by a number of seconds."""
         raise NotImplementedError("override the fixture advance")
 
     @pytest.fixture
@@ -45,7 +45,7 @@ class Leases:
 
     def _need_processes(self) -> None:
         if not self.between_processes:
-            pytest.skip("a journal within one process: closing one handle may close all")
+            pytest.skip("the journal is in one process, so that closing a handle may close all")
 
     def test_what_nobody_holds_can_be_acquired(self, store: Journal) -> None:
         assert store.holder("a") is None
@@ -101,7 +101,7 @@ class Leases:
         assert not store.renew_all({"a": token}, 100)
         advance(80)
         assert store.acquire("a", "you", 100) is None
-        assert not store.renew_all({"a": token}, 10)  # also to an earlier time
+        assert not store.renew_all({"a": token}, 10)  # the new expiry may be earlier
         advance(11)
         assert store.acquire("a", "you", 100) is not None
 

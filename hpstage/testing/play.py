@@ -1,4 +1,4 @@
-"""Searches without a study: calls an algorithm as a session does, and checks the laws of its port."""
+"""Runs searches without a study: calls an algorithm as a session does, and checks the laws of its port."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Value = Callable[[int, int], float]
 
 
 class Proposed(Trials):
-    """Trials of two parameters, which follow from a trial's index or from its fork.
+    """Trials with two parameters. A proposed trial's parameters follow from its index; a fork states its own.
 
     Args:
-        lines: what each proposed trial is trained on, step by step: two are one as long as these are equal. It may end
-            before the last step. By default trials have nothing in common.
+        lines: for each proposed trial, the values of its hyperparameters, step by step. Trials share their training as
+            long as these are equal. A line may end before the last step. By default, trials share nothing.
     """
 
     distributions: Mapping[str, BaseDistribution] = {
@@ -34,7 +34,7 @@ class Proposed(Trials):
         self._forks: dict[int, Fork] = {}
 
     def add(self, fork: Fork | None = None) -> int:
-        """Add a trial; return its index."""
+        """Add a trial. Return its index."""
         index = len(self.values)
         self.values[index] = {"lr": 10.0 ** (index % 5 - 2), "batch": 100 + index} if fork is None else fork.params
         if fork is not None:
@@ -58,10 +58,10 @@ class Played:
 
     requested: list[Target] = field(default_factory=list)
     reported: list[Target] = field(default_factory=list)
-    forks: list[tuple[int, Fork]] = field(default_factory=list)  # with the index that each got
-    proposed_after: list[int] = field(default_factory=list)  # per proposed trial: the number of results reported before
+    forks: list[tuple[int, Fork]] = field(default_factory=list)  # each with the index of its trial
+    proposed_after: list[int] = field(default_factory=list)  # for each proposed trial, the number of results before
     ends: dict[int, str] = field(default_factory=dict)
-    params: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # of trials that are Proposed
+    params: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # empty unless trials are Proposed
 
     def reached(self) -> dict[int, int]:
         return dict(self.reported)
@@ -83,13 +83,13 @@ def play(
 
     Args:
         value: returns the value of a target; never NaN.
-        order: determines which open target is reported next, if the algorithm is not synchronous; once it is used up,
-            the oldest one is.
+        order: numbers that decide which of the waiting targets is reported next, if the algorithm is not synchronous.
+            After the last number, the oldest target is reported.
         failing: targets that fail.
-        ahead: trials that an interrupted call had proposed.
+        ahead: number of trials that an interrupted call had proposed.
         stop_after: number of results after which the study is stopped.
         most: number of proposals after which the study is stopped.
-        trials: the look-ups; by default :class:`Proposed`, in which trials have nothing in common.
+        trials: looks up trials; by default a :class:`Proposed`, in which trials share nothing.
     """
     algorithm.check(setting)
     session = _Session(algorithm, setting, value, Proposed() if trials is None else trials, most, stop_after)
@@ -111,13 +111,13 @@ class _Session:
         self._stop_after = stop_after
         self._search = algorithm.start(setting, known)
         self._waiting: list[Target] = []
-        self._last: dict[int, int] = {}  # the last step requested of every trial
-        self._due: dict[Target, int] = {}  # when a target would be reported, if by_length; all at once, else
+        self._last: dict[int, int] = {}  # for each trial, the last step requested
+        self._due: dict[Target, int] = {}  # the time at which a target is reported, if by_length; otherwise 0
         self._now = 0
         self.played = Played(params=known.values if isinstance(known, Proposed) else {})
 
     def run(self, turns: Iterator[int], failing: Container[Target]) -> None:
-        """Propose, train and report until nothing is left."""
+        """Propose, train and report until no trial is unfinished."""
         closed = False
         for _ in range(_ROUNDS):
             while self._more() and self._search.room() > 0:
@@ -128,7 +128,7 @@ class _Session:
             if not self._waiting:
                 break
             self._train(self._next(turns), failing)
-        assert not self._waiting and not self._more(), "the search does not come to its end"
+        assert not self._waiting and not self._more(), "the search does not end"
         assert self.played.ends.keys() == self._last.keys()
 
     def propose(self) -> None:

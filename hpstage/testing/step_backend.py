@@ -1,4 +1,4 @@
-"""StepBackendContract: what every step backend must do, on a small TorchTrainable."""
+"""StepBackendContract: the obligations of every step backend, tested with a small TorchTrainable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hpstage.trainable import Bundling
 
 
 class Small(TorchTrainable):
-    """Layers with random numbers, with buffers and with values that :meth:`loss` reads; an optimizer with a state."""
+    """A model with dropout and buffers, a loss that reads a hyperparameter, and an optimizer with a state."""
 
     def model(self, hp: Mapping[str, Scalar]) -> nn.Module:
         return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
@@ -44,8 +44,8 @@ class Small(TorchTrainable):
 class StepBackendContract(TrainableContract):
     """Subclass it, name the subclass ``Test...`` and set ``numerics``, the name of the backend's entry point.
 
-    ``class TestMine(StepBackendContract): numerics = "mine"``. To run it on models of your own, override the fixtures
-    ``make_trainable`` and ``values_at``. Skipped where the backend cannot run.
+    ``class TestMine(StepBackendContract): numerics = "mine"``. To test it with your own models, override the fixtures
+    ``make_trainable`` and ``values_at``. If the backend cannot run on this machine, the tests are skipped.
     """
 
     numerics: ClassVar[str]
@@ -78,9 +78,9 @@ class StepBackendContract(TrainableContract):
     def test_what_is_trained_at_the_same_time_does_not_show(
         self, make_trainable: Make, values_at: Values, straight: list[object]
     ) -> None:
-        """Test a backend that trains several models at a time: the first of them, next to others that come and go."""
+        """Train the first model alongside others that come and go, if the backend trains several models at a time."""
         if not backend_named(self.numerics).several:
-            pytest.skip("it trains one model at a time")
+            pytest.skip("this backend trains one model at a time")
         trainable = fresh(make_trainable(), values_at)
         assert isinstance(trainable, Bundling)
         members = trainable.members()

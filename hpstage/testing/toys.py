@@ -1,7 +1,7 @@
 """Small exact trainables, with an oracle that trains a trial in a plain loop.
 
-hpstage's own code is not part of a workload's identity. A subclass of a trainable that states a ``version`` must state
-its own.
+hpstage's own code is not part of a workload's identity. If a trainable here states a ``version``, a subclass must state
+another one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from hpstage.schedule import Scalar, Schedule
 
 
 class Tape:
-    """The state is a running hash of the number and values of every step, so that two states are equal only if all of
-    these were."""
+    """A trainable whose state is a running hash of the number and the values of every step: two states are equal only
+    if all steps were."""
 
     version = "1"
 
@@ -61,11 +61,11 @@ def alone(schedules: Mapping[str, Schedule], stop: int) -> Tape:
 
 
 class Failing(Tape):
-    """Raises in training, evaluation or setup if a value requests it."""
+    """A trainable that raises in training, evaluation or setup, if the hyperparameter ``a`` is 7, 5 or 13."""
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
         if hp.get("a") == 13:
-            raise RuntimeError("setup does not like 13")
+            raise RuntimeError("setup fails under a=13")
         super().setup(hp)
         self.bad = False
 
@@ -106,7 +106,7 @@ class Gate:
         """Wait until a trainable waits at the gate."""
         deadline = time.monotonic() + seconds
         while not self.reached.exists():
-            assert time.monotonic() < deadline, f"nothing came to the gate within {seconds} s"
+            assert time.monotonic() < deadline, f"no trainable came to the gate in {seconds} s"
             time.sleep(0.005)
 
     def holds(self, step: int) -> bool:
@@ -117,8 +117,8 @@ class Gate:
 
 
 class Counter:
-    """Adds up ``x``. Some strings in place of a number raise: ``"boom"`` in training, ``"boom in setup"`` and ``"boom
-    in evaluate"`` there. ``"nan"`` makes the sum NaN.
+    """A trainable that adds up ``x``. Instead of a number, ``x`` may be a string: ``"boom"`` raises in training,
+    ``"boom in setup"`` in setup, ``"boom in evaluate"`` in evaluation; ``"nan"`` makes the sum NaN.
 
     Args:
         gate: the gate at which training waits while it is closed.

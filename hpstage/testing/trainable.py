@@ -1,4 +1,4 @@
-"""TrainableContract: what everything that can be trained must do, whichever way it is written."""
+"""TrainableContract: the obligations of every trainable, in whichever form the user writes it."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ Make = Callable[[], object]
 class TrainableContract:
     """Subclass it, name the subclass ``Test...`` and override the fixtures ``make_trainable`` and ``values_at``.
 
-    ``class TestMyTrainable(TrainableContract): ...``. Let values change on the way, some of them before ``fork``. Bits
-    must agree on a CPU; on a GPU under deterministic algorithms.
+    ``class TestMyTrainable(TrainableContract): ...``. Let values change during training, some of them before ``fork``.
+    Bits must agree on a CPU, and on a GPU with deterministic algorithms.
     """
 
     steps: ClassVar[int] = 12
-    """Number of steps of the reference, which is trained straight through."""
+    """Number of steps. The reference is trained straight through."""
     fork: ClassVar[int] = 6
-    """The step at which states are taken."""
+    """The step at which training is forked."""
 
     @pytest.fixture
     def make_trainable(self) -> Make:
-        """A function that makes what is passed to :func:`hpstage.optimize`, a new one at each call."""
+        """A function that returns a new object to pass to :func:`hpstage.optimize`."""
         raise NotImplementedError("override the fixture make_trainable")
 
     @pytest.fixture
     def values_at(self) -> Values:
-        """A function: the value of every hyperparameter at a step."""
+        """A function that returns the value of every hyperparameter at a step."""
         raise NotImplementedError("override the fixture values_at")
 
     @pytest.fixture
     def straight(self, make_trainable: Make, values_at: Values) -> list[object]:
-        """Return the states and metrics of training straight through."""
+        """The outcome of training straight through."""
         return outcome(trained(fresh(make_trainable(), values_at), values_at, 0, self.steps))
 
     @pytest.fixture
@@ -139,7 +139,7 @@ class TrainableContract:
 
 
 def fresh(subject: object, values_at: Values) -> Trainable:
-    """Return a Trainable for ``subject``, set up."""
+    """Return a Trainable for ``subject``, after its setup."""
     trainable = as_trainable(subject)
     assert isinstance(trainable, Trainable)
     trainable.setup(values_at(0))
@@ -147,7 +147,7 @@ def fresh(subject: object, values_at: Values) -> Trainable:
 
 
 def trained(trainable: Trainable, values_at: Values, start: int, stop: int) -> Trainable:
-    """Return the trainable after training steps ``[start, stop)``, while others draw from the global generators."""
+    """Train steps ``[start, stop)``, while other code draws from the global generators. Return the trainable."""
     for step in range(start, stop):
         _disturb()
         trainable.train(step, values_at(step))
@@ -155,18 +155,18 @@ def trained(trainable: Trainable, values_at: Values, start: int, stop: int) -> T
 
 
 def outcome(trainable: Trainable) -> list[object]:
-    """Return everything that must agree: the metrics before and after the state is taken, and the state's digest."""
+    """Return everything that must agree: the digest of the state, and the metrics before and after it is captured."""
     metrics = _bits(trainable.evaluate())
     return [digest(trainable.state_dict()), metrics, _bits(trainable.evaluate())]
 
 
 def _bits(metrics: Mapping[str, float]) -> dict[str, object]:
-    """Metrics that ``==`` compares bit by bit, NaN included."""
+    """Return metrics in a form that ``==`` compares bit by bit, NaN included."""
     return {name: "nan" if math.isnan(value) else float(value).hex() for name, value in metrics.items()}
 
 
 def _disturb() -> None:
-    """Draw from the global generators, as others may."""
+    """Draw from the global generators, as other code may."""
     random.random()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.rand(3)
