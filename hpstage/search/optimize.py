@@ -146,7 +146,8 @@ def optimize(
             :mod:`hpstage.report` for TensorBoard, MLflow and Weights & Biases write trials there while they train.
         catch: exceptions of the user's code that fail only their trials; others stop the study once running stages
             have ended. By default all are caught; Optuna's own default is ``()``. An exception of hpstage itself, which
-            refuses the training code, ends the search at the second trial, unless ``catch`` names it.
+            refuses the training code, ends the search when it fails a second trial before any trial has a value, unless
+            ``catch`` names it.
         constraints: a function that maps a trial's metrics after its last step, a dict, to a dict with a number for
             each constraint: the trial is feasible if none is above 0 or NaN. The numbers are set on the trial, as by
             ``trial.set_constraint`` at the end of an objective. Samplers that support constraints, ``study.best_trial``
