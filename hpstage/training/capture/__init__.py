@@ -1,1 +1,1 @@
-"""Finds all that a trainable consists of, and captures it: see :mod:`hpstage.training.capture.world`."""
+"""Captures the state of all objects that training can reach: see :mod:`hpstage.training.capture.world`."""

@@ -1,4 +1,4 @@
-"""Tensors and arrays that share memory: a state preserves that, so that writing to one shows in the other."""
+"""Tensors and arrays that share memory. A state preserves the sharing: what is written to one is seen in the other."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hpstage.training.capture.survey import Record, Survey
 from hpstage.training.capture.values import duplicate, is_tensor, look_at, plain_array, plain_tensor
 
 Extent = tuple[int, int]
-"""The first address, and the one after the last."""
+"""Address of the first byte of some memory, and the address after its last byte."""
 _ALIGNED = 64
 
 
 class Places:
-    """Locates new values: in memory that existed when training began, in new memory that several share, or in memory
-    of a single value.
+    """Finds the memory of new tensors and arrays: memory that existed when training began, new memory that several of
+    them share, or memory of their own.
 
     Args:
         base: survey of what existed when training began.
@@ -32,7 +32,7 @@ class Places:
 
     def __init__(self, base: Survey, now: Survey) -> None:
         before = [record for record in base if _is_plain(record)]
-        # Memory in which no value of the base lies any more is written by nobody else.
+        # A state holds the bytes of old memory only where a value of the base still lies in it.
         written = {id(record.content.storage) for record in now if _is_plain(record) and record.obj in base}
         is_old = [record.content.storage is None or id(record.content.storage) in written for record in before]
         self._old = _Blocks(_blocks_of(compress(before, is_old)))
@@ -44,25 +44,26 @@ class Places:
                 extent = _extent(record.obj)
                 if extent is not None and self._old.holding(extent) is None:
                     extents.append((*extent, record.obj))
-                    if now.beyond or not _is_dense(record.obj):  # of what lies around it, its place is kept
+                    if now.beyond or not _is_dense(record.obj):  # twice: it counts as shared, and is kept with its gaps
                         extents.append((*(_block(record.obj) if now.beyond else extent), record.obj))
         self._shared = _Blocks(_shared(extents))
         self._foreign = _Blocks([(*extent, record.path) for record in now if (extent := _exposed(record)) is not None])
         self._numbers: dict[int, int] = {}
         self.written: list[tuple[int, Any]] = []
-        """New memory shared by several values: padding to leave before it for alignment, and its bytes."""
+        """Blocks of new memory that several values share: the padding before each, for alignment, and its bytes."""
 
     def admit(self, local: Survey, now: Survey) -> None:
-        """From now on, also locate values in the memory of those of these objects that are still in it."""
+        """From now on, also find values in the memory of objects of ``local`` that have not moved to other memory."""
         present = (record for record in local if _is_plain(record) and record.obj in now)
         kept = (record for record in present if not _is_new(now.records[id(record.obj)], local))
         self._old = _Blocks([*self._old.blocks, *_blocks_of(kept)])
 
     def of(self, obj: Any) -> tuple[Any, ...] | None:
-        """Return where ``obj`` is as a plain value, or ``None`` if it shares no memory.
+        """Return the location of the memory of ``obj`` as a plain value, or ``None`` if it shares no memory.
 
         Raises:
-            StateError: it shares that of an object that is not a tensor or array, or has that which another one had.
+            StateError: it shares memory with an object that is not a tensor or array, or has got the memory that
+                belonged to another tensor when training began.
         """
         extent = _extent(obj)
         if extent is None:
@@ -76,8 +77,8 @@ class Places:
         left = self._left.holding(extent)
         if left is not None:
             raise StateError(
-                f"training has given the memory of {left[2]} to another tensor, and that of another to it, which no "
-                f"state can hold: exchange their values (`copy_()`), not their `data`"
+                f"training has given the memory of {left[2]} to another tensor, and other memory to {left[2]}, which "
+                f"no state can hold: exchange their values (`copy_()`), not their `data`"
             )
         held = self._old.holding(extent)
         if held is not None:
@@ -94,19 +95,19 @@ class Places:
 
 
 def _exposed(record: Record) -> Extent | None:
-    """Return the memory that an object such as a ``bytearray`` or an ``array.array`` lets others write to."""
+    """Return the memory that an object such as a ``bytearray`` or ``array.array`` exposes for writing, or ``None``."""
     if record.kind.name not in ("bytearray", "foreign"):
         return None
     try:
         memory = (ctypes.c_ubyte * memoryview(record.obj).nbytes).from_buffer(record.obj)
-    except (TypeError, ValueError, BufferError):  # it exposes none, or none that can be written to
+    except (TypeError, ValueError, BufferError):  # it exposes no memory, or only read-only memory
         return None
     start = ctypes.addressof(memory)
     return start, start + len(memory)
 
 
 def holding(survey: Survey) -> Callable[[Any], bool]:
-    """Return a function that says whether a tensor or array is in memory that the survey contains."""
+    """Return a function that checks whether a tensor or array lies in the memory of surveyed tensors and arrays."""
     blocks = _Blocks(_blocks_of(filter(_is_plain, survey)))
 
     def held(obj: Any) -> bool:
@@ -130,7 +131,7 @@ class Rebuilt:
         return look_at(storage, shape, strides, dtype, place[2] // size)
 
     def array(self, place: Any, shape: Any, strides: Any, dtype: Any, base: Any) -> Any:
-        """Return an array at a place: as a view of ``base``, which holds that memory, or of all the memory."""
+        """Return an array at ``place``: a view of ``base``, an array on that memory, or else of the whole memory."""
         storage = self._storage(place, "cpu")
         memory = look_at(storage, (storage.nbytes(),), (1,), torch().uint8, 0).numpy() if torch() else storage
         lowest = sum(min(0, (size - 1) * stride) for size, stride in zip(shape, strides, strict=True))
@@ -171,7 +172,7 @@ def _address(array: Any) -> int:
 
 
 def _is_dense(obj: Any) -> bool:
-    """Return whether a leaf of a state gives back how the values lie in memory."""
+    """Return whether a leaf of a state preserves how the values of a tensor or array lie in memory."""
     plain = plain_tensor(obj) if is_tensor(obj) else obj
     leaf = leaves.describe("", plain)
     if isinstance(leaf, leaves.Leaf) and leaf.strides is not None:
@@ -234,7 +235,7 @@ def _extent(obj: Any) -> Extent | None:
 
 
 def _block(obj: Any, storage: Any = None) -> Extent:
-    """Return all the memory that could be accessed through the owner of a tensor's storage, or of an array."""
+    """Return all the memory behind a tensor or array: its storage, or the memory of the array that it is a view of."""
     if is_tensor(obj):
         storage = storage or obj.untyped_storage()
         start = address_of(look_at(storage, (0,), (1,), torch().uint8, 0))

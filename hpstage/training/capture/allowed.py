@@ -1,9 +1,8 @@
 """Names that a state may contain, so that loading it runs only known code.
 
-A state may come from anyone: it names classes, functions and generators, which are looked up. Of the functions of
-libraries, it may name those that only compute, not arbitrary loaded ones: one that reads files or runs programs would
-do so with arguments that the state also provides. Looking up a name imports nothing but modules of the libraries that
-are listed here.
+A state may come from anyone. It names classes, functions and generators, which are looked up when it is loaded. From
+libraries, it may name only functions that do nothing but compute: a function that reads files or runs programs would do
+so with arguments that the state also provides. Looking up a name imports only modules of the libraries listed here.
 """
 
 from __future__ import annotations
@@ -47,11 +46,12 @@ Method = types.MethodType | types.MethodWrapperType | types.BuiltinMethodType
 
 
 def method_of(owner: object, name: str) -> Method | None:
-    """Return an object's method of this name if its class has a function for it, or one of those that Python's own
-    types and libraries have in C (``__len__``, ``append``), or ``None``; of a class, its class method.
+    """Return the method ``name`` of an object, or the class method ``name`` of a class; ``None`` if a state may not
+    name it.
 
-    Methods in C of Python's protocols (``__reduce_ex__``) are none of them, except operators', and neither are those
-    that look up attributes by names in a text."""
+    A state may name methods written in Python, and methods of types written in C (``append``, ``__len__``). It may not
+    name other special methods written in C (``__reduce_ex__``), except operators, nor ``str.format`` and
+    ``str.format_map``, which look up attributes by names in a text."""
     found: Any
     if isinstance(owner, type):
         found = next((vars(kind)[name] for kind in owner.__mro__ if name in vars(kind)), None)
@@ -78,7 +78,7 @@ _FORMATTING = (str.format, str.format_map)
 
 
 def may_be_given(function: object) -> bool:
-    """Return whether a state may provide arguments for a function: the user's, or one that only computes."""
+    """Return whether a state may provide arguments for a function: it must be the user's, or do nothing but compute."""
     if isinstance(function, functools.partial):
         return may_be_given(function.func)
     if isinstance(function, types.FunctionType) and is_users_code(function):
@@ -88,10 +88,11 @@ def may_be_given(function: object) -> bool:
 
 
 def creatable(base: Survey, module: str, qualname: str) -> type | None:
-    """Return the class of that name if its instances are defined by their attributes: a class of the user, or a
-    dataclass, met before training began, a named tuple of a module that is imported, one of the kinds of libraries
-    that are listed here, a class that the user's code names, or one of a package of which training begins with objects.
-    Creating an instance runs none of its code."""
+    """Return the class of that name if a state may create its instances from their attributes; else ``None``.
+
+    It may do so for the user's classes and dataclasses that were met before training began, named tuples of imported
+    modules, the library classes that :data:`_KINDS` lists, and those for which :func:`_is_among_met` is true. Creating
+    an instance runs none of the class's code."""
     kind = base.named.get((module, qualname)) or found_in(_module(module), qualname)
     if not isinstance(kind, type):
         return None
@@ -109,7 +110,7 @@ def creatable(base: Survey, module: str, qualname: str) -> type | None:
 
 
 def _is_made_by_object(kind: type) -> bool:
-    """Return whether Python makes instances of a class as it does plain ones: a base in C may have a way of its own."""
+    """Return whether ``object.__new__`` can create instances of a class: a base in C may need its own ``__new__``."""
     try:
         return type(object.__new__(kind)) is kind
     except TypeError:
@@ -117,19 +118,21 @@ def _is_made_by_object(kind: type) -> bool:
 
 
 def _is_among_met(base: Survey, kind: type) -> bool:
-    """Return whether a library's class is one that the user's code names (``np.polynomial.Polynomial``), or is of a
-    package of which training begins with objects, whose attributes a state holds as well (``Subset`` next to
-    ``TensorDataset``), and is called for a new instance each time: no singleton."""
+    """Return whether training uses a library's class, or its package, so that a state may create instances of it.
+
+    Either the user's code names the class (``np.polynomial.Polynomial``), or training begins with objects from its
+    package that a state holds by their attributes, too (``Subset`` next to ``TensorDataset``). Each call of the class
+    must return a new instance: it is no singleton."""
     plain = type(kind) in (type, abc.ABCMeta) and not any("__new__" in vars(part) for part in kind.__mro__[:-1])
     met = f"{OF_LIBRARY}{module_of(kind)}.{kind.__qualname__}" in base.paths or package_of(kind) in base.packages
     return plain and met and kind_of_type(kind) is INSTANCE
 
 
 def _kinds_in(module: str) -> tuple[type, ...]:
-    """Return the kinds of a library's module of which a state may create instances."""
+    """Return the classes listed for a library's module. A state may create instances of these and their subclasses."""
     listed = _KINDS.get(next((package for package in _KINDS if f"{module}.".startswith(f"{package}.")), ""), ())
     try:
-        # Training may be the first to import the module, which a fork has not done yet.
+        # The module may have been imported by training only: a fork has yet to import it.
         kinds = [found_in(importlib.import_module(of), name) for of, name in listed]
     except ImportError:
         return ()
@@ -137,7 +140,7 @@ def _kinds_in(module: str) -> tuple[type, ...]:
 
 
 def _module(name: str) -> types.ModuleType | None:
-    """Return the module of a class that a state names: loaded, or imported now if it is of the libraries listed."""
+    """Return the module of this name if it is loaded, after importing the modules listed for its package."""
     _kinds_in(name)
     return sys.modules.get(name)
 
@@ -165,13 +168,13 @@ _KINDS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "scipy.sparse": (("scipy.sparse._base", "_spbase"),),
 }
-"""By package, classes whose instances, and those of their subclasses in it, are defined by their attributes."""
+"""By package: classes whose instances, like those of their subclasses in it, are defined by their attributes."""
 
 
 def nameable(base: Survey, module: str, qualname: str) -> Any:
-    """Return the class or function of that name if a state may name it without training having met it as a value: a
-    class of which a state may hold instances, or a function in a class of the user's that was met; ``None`` for others.
-    """
+    """Return the class or function of that name if a state may name it although training has not met it as a value;
+    else ``None``. It must be a class whose instances a state may hold, or a function in a class of the user's that
+    training has met."""
     owner = base.named.get((module, qualname.rpartition(".")[0]))
     if isinstance(owner, type) and is_users_code(owner):
         member = vars(owner).get(qualname.rpartition(".")[2])
@@ -226,14 +229,14 @@ _OF_OPERATORS = frozenset(
         *("ne", "neg", "not_", "or_", "pos", "pow", "rshift", "sub", "truediv", "truth", "xor"),
     )
 )
-"""Functions without those that change an argument (``setitem``, ``iadd``)."""
+"""Functions of ``operator`` that change no argument, unlike ``setitem`` and ``iadd``."""
 _OF_SCHEDULERS = frozenset(("SWALR._cosine_anneal", "SWALR._linear_anneal"))
 _NOT_PURE = frozenset(("from_file", "boolean_dispatch", "handle_torch_function", "call"))
 """Functions that open files or call their arguments."""
 
 
 def pure_name(function: Any) -> tuple[str, str] | None:
-    """Return module and name under which a pure function is found; ``None`` for any other."""
+    """Return the module and name of a pure function, one that only computes; ``None`` for any other function."""
     if not _may_be_pure(function):
         return None
     for module in sorted(_MODULES):
@@ -273,8 +276,8 @@ def functions_of_numpy() -> tuple[type, ...]:
 
 
 def ufunc_name(base: Survey, function: Any) -> tuple[str, str] | None:
-    """Return module and name under which a state may name a function of NumPy's kind (``scipy.special.expit``), which
-    only computes; ``None`` for any other."""
+    """Return the module and name under which a state may name a NumPy ufunc (``scipy.special.expit``), which only
+    computes; ``None`` for any other function."""
     if type(function) is numpy().ufunc:
         for module in sorted(sys.modules):
             if ufunc(base, module, function.__name__) is function:
@@ -283,14 +286,14 @@ def ufunc_name(base: Survey, function: Any) -> tuple[str, str] | None:
 
 
 def ufunc(base: Survey, module: str, name: str) -> Any:
-    """Return the function of NumPy's kind of that name in a module that a state may name; ``None`` if none is there."""
+    """Return the NumPy ufunc of that name in a module that a state may name; ``None`` if the module has none."""
     found = vars(module_named(base, module) or types).get(name)
     return found if type(found) is numpy().ufunc else None
 
 
 def module_named(base: Survey, name: str) -> types.ModuleType | None:
-    """Return the module of that name if a state may name it: one that training had met as a value, a library's that its
-    code names, or one of functions that only compute; ``None`` for any other."""
+    """Return the module of that name if a state may name it; else ``None``. It must be a module that training has met
+    as a value, a library's module that its code names, or a module of functions that only compute."""
     names = base.paths.get(f"{OF_LIBRARY}{name}")
     found = base.named.get((name, "")) if names is None else getattr(names.obj, "owner", None)
     if found is None and name in _OF_FUNCTIONS:

@@ -36,7 +36,7 @@ def _day(value: Any) -> Parts:
     return value.year, value.month, value.day
 
 
-# By name: type, function returning the parts, which may be atoms themselves, and function creating it from them.
+# By name: the type, a function that returns the parts of a value, which may be atoms, and one that makes it from them.
 _BY_NAME: dict[str, tuple[type, Callable[[Any], Parts], Callable[..., Any]]] = {
     "ellipsis": (types.EllipsisType, lambda value: (), types.EllipsisType),
     "not implemented": (types.NotImplementedType, lambda value: (), types.NotImplementedType),
@@ -84,7 +84,7 @@ Description = str | list[Any]
 
 
 def described_wholly(dtype: Any) -> Description | None:
-    """Return the description of a dtype, ``None`` if it says less than the dtype (metadata, alignment)."""
+    """Return the description of a dtype, or ``None`` if it would lose a part of the dtype (metadata, alignment)."""
     described = description(dtype)
     if described is None or numpy().lib.format.drop_metadata(dtype) is not dtype:
         return None
@@ -93,8 +93,8 @@ def described_wholly(dtype: Any) -> Description | None:
 
 
 def description(dtype: Any) -> Description | None:
-    """Return the description of a dtype, ``None`` if it has none: fields that overlap, or are in another order.
-    Metadata are left out."""
+    """Return the description of a dtype without its metadata, or ``None`` if NumPy has none: for fields that overlap or
+    are out of order."""
     try:
         described = numpy().lib.format.dtype_to_descr(numpy().lib.format.drop_metadata(dtype))
     except ValueError:

@@ -1,5 +1,7 @@
-"""Dicts that a library's class keeps as the ``__dict__`` of all of its instances, as accelerate's states do: a trial
-that makes an instance would begin with the attributes that another trial has left."""
+"""Dicts that a library's class keeps as the ``__dict__`` of all of its instances, as accelerate's states do.
+
+They are restored between trials: otherwise, a new instance would begin with the attributes that another trial left.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +22,25 @@ Shared = tuple[type, str, dict[str, Any]]
 
 
 class ClassDicts:
-    """These dicts with what was in them at one time; those of classes that came later, with what their modules put in
-    them. Those of the user's classes are surveyed like all else."""
+    """The shared dicts of library classes, each with the content to restore: that at the creation of this object;
+    for classes imported later, nothing. Shared dicts of the user's classes are surveyed like all other objects."""
 
     def __init__(self) -> None:
         self._modules = frozenset(sys.modules)
         self._before = [(kind, name, shared, dict(shared)) for kind, name, shared in _found()]
 
     def put_back(self) -> None:
-        """Restore their content; not of one that its class has exchanged for another, which belongs to instances."""
+        """Restore all dicts that are still shared. A dict that its class has replaced belongs to its instances."""
         for kind, name, shared, content in self._before:
             if vars(kind).get(name) is shared and not same_mapping(content, shared):
                 shared.clear()
                 shared.update(content)
 
     def begin(self) -> None:
-        """Restore their content, also of classes whose modules only training has imported.
+        """Restore the content of all dicts, also for classes of modules that training was the first to import.
 
         Raises:
-            StateError: what such a module has put in its dict is not known.
+            StateError: the content that such a module gave a dict at first is not known.
         """
         if self._modules != (modules := frozenset(sys.modules)):
             known = {id(shared) for _, _, shared, _ in self._before}
@@ -48,7 +50,7 @@ class ClassDicts:
                 if shared and not _begins_empty(kind, name):
                     raise StateError(
                         f"{module_of(kind)}.{kind.__qualname__}.{name} keeps the attributes of all instances, and was "
-                        f"first imported in training, so that a trial would begin with the ones that another trial "
+                        f"first imported in training, so a trial would begin with the attributes that another trial "
                         f"left. Import {module_of(kind)} at the top of your module"
                     )
                 self._before.append((kind, name, shared, {}))
@@ -62,9 +64,9 @@ def _found() -> Iterator[Shared]:
         yield from ((kind, name, own[name]) for name in names if type(own.get(name)) is dict)
 
 
-@functools.lru_cache(maxsize=1)  # looked for once in a process, and in none of its forks, while no module is imported
+@functools.lru_cache(maxsize=1)  # one search in a process, and none in its forks, until a module is imported
 def _sharing(modules: frozenset[str]) -> list[tuple[type, tuple[str, ...]]]:
-    """Return the classes of libraries whose constructor gives instances another ``__dict__``, with the names in it."""
+    """Return the library classes whose ``__init__`` assigns ``__dict__``, each with the names in its code."""
     found: list[tuple[type, tuple[str, ...]]] = []
     for kind in classes_below(object):
         constructor = vars(kind).get("__init__")
@@ -81,7 +83,7 @@ def _sets_dict(code: types.CodeType) -> bool:
 
 
 def _begins_empty(kind: type, name: str) -> bool:
-    """Return whether the code of a class's body binds a name once, to ``{}`` or to what a call of ``dict`` gives."""
+    """Return whether the body of a class binds a name exactly once, and to ``{}`` or ``dict()``."""
     module = sys.modules.get(module_of(kind))
     code = None if module is None else code_in(module)
     if module is None or code is None:

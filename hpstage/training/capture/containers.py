@@ -28,8 +28,8 @@ from hpstage.training.code.attributes import own_of, write_own
 
 DICT_VIEWS: tuple[type, ...] = type({}.keys()), type({}.values()), type({}.items())
 BULK = 1 << 16
-"""Limit on the number of nested containers. A larger container of only plain values is tracked by a checksum: a change
-is detected and refused, since it cannot be located."""
+"""Limit on the number of containers in a container. A larger one that holds only plain values is tracked by a checksum:
+a change is detected and refused, since it cannot be located."""
 
 Items = tuple[list[Any], dict[str, Any]]
 Pairs = tuple[dict[Any, Any], dict[str, Any]]
@@ -122,7 +122,7 @@ class Defaulting(Mapping):
 
 
 class ReadOnly(Mapping):
-    """A view of a dict that other code may write to."""
+    """``MappingProxyType``: a read-only view of a dict, which other code may write to."""
 
     def read(self, obj: Any, skip: frozenset[str]) -> Pairs:
         return dict(obj), {}
@@ -131,7 +131,7 @@ class ReadOnly(Mapping):
         if self.same(content, self.read(obj, skip)):
             return
         [shown] = gc.get_referents(obj)
-        if type(shown) is not dict or "__module__" in shown:  # a class's: Python keeps what it has looked up there
+        if type(shown) is not dict or "__module__" in shown:  # a class's: Python caches look-ups in it
             raise TypeError("it is a view of a class's attributes, or of a mapping that is not a dict")
         super().write(shown, content)
 
@@ -150,7 +150,7 @@ class DictView(Kind):
 
 
 class _Weak(Mapping):
-    """Dicts that do not keep their keys, or values, alive; a survey does."""
+    """Dicts that do not keep their keys, or their values, alive. A survey keeps them alive."""
 
     def read(self, obj: Any, skip: frozenset[str]) -> Pairs:
         own = {name: value for name, value in own_of(obj).items() if name not in _WEAK_OWN}
@@ -186,7 +186,7 @@ class WeakValues(_Weak):
 
 
 _WEAK_OWN = frozenset(("data", "_remove", "_pending_removals", "_iterating", "_dirty_len"))
-"""Attributes in which the two classes keep their items."""
+"""Attributes in which the two classes of weak dicts keep their items."""
 
 
 class Members(frozenset[Any]):
@@ -195,8 +195,9 @@ class Members(frozenset[Any]):
 
     order: tuple[Any, ...]
     layout: Layout | None
-    """The layout of a mutable set of numbers, which decides the order of later members. For an empty set, only where
-    `pop()` looks next, not what it has held: `repr()` of each dataclass adds itself to a set, and removes itself."""
+    """The layout of a mutable set of numbers, which decides the order of members added later. For an empty set, it is
+    only where ``pop()`` looks next: former members do not count, since the ``repr()`` of each dataclass adds an id to a
+    set and removes it again."""
 
     @staticmethod
     def of(items: Iterable[Any]) -> Members:
@@ -219,7 +220,7 @@ class Members(frozenset[Any]):
 
     @property
     def remade(self) -> bool:
-        """Whether a new set of these members, added in their order, is this set in all that is hidden, too."""
+        """Whether a new set, to which these members are added in order, has the same order and layout."""
         made = Members.in_set(set(self.order))
         return made.order == self.order and self.layout in (None, made.layout)
 
@@ -242,12 +243,12 @@ class Unordered(Kind):
 
     def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
         members = content if isinstance(content, Members) else Members.of(content)
-        for source in (members.order, set(members.order)):  # of a copied set, the size is another one
+        for source in (members.order, set(members.order)):  # updated from a set, it gets a table of another size
             empty(obj, members.layout)
             set.update(obj, source)
             if self.same(self.read(obj, skip), members):
                 return
-        raise TypeError("the order of its members depends on others that have been in it")
+        raise TypeError("the order of its members depends on former members")
 
 
 class Frozen(Kept, Unordered):
@@ -307,7 +308,7 @@ class Objects(Kind):
 
 
 class Bulk(Kind):
-    """A container of too many plain containers to follow one by one."""
+    """A container that holds too many plain containers to track each of them."""
 
     name = "bulk"
 
@@ -334,7 +335,7 @@ def checksum(obj: Any) -> str | None:
 
 
 def leads(item: Any) -> bool:
-    """Return whether a container's item leads to something that could change, or that is identified by name."""
+    """Return whether a container's item is, or leads to, an object that may change or is identified by its name."""
     kind = type(item)
     if kind in LEADS_NOWHERE:
         return False

@@ -1,6 +1,7 @@
 """The ``with`` blocks of a function that let every exception through.
 
-A block that may swallow an exception may leave variables as they were before it. torch's context managers never do.
+A block that swallows an exception may leave variables as they were before the block. torch's context managers never
+swallow one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _LET_THROUGH = ("torch", "tqdm", "warnings", "threading", "_thread", "io", "_io"
 
 
 def letting_through(frame: FrameType, held: dict[str, object]) -> frozenset[int]:
-    """Return offsets of the jumps made after swallowing an exception, for the blocks that never swallow one.
+    """Return the offsets of the jumps after swallowing an exception, for the blocks that never swallow one.
 
     Args:
         frame: frame that runs the function.
@@ -35,7 +36,7 @@ def letting_through(frame: FrameType, held: dict[str, object]) -> frozenset[int]
         first, *attributes = names
         value = held.get(first, frame.f_globals.get(first, getattr(builtins, first, MISSING)))
         for name in attributes:
-            # Only of modules and classes, and without a call: on others, attribute access may run the user's code.
+            # Statically, and only from modules and classes: access to other attributes may run the user's code.
             known = isinstance(value, types.ModuleType | type)
             value = inspect.getattr_static(value, name, MISSING) if known else MISSING
         return value
@@ -46,14 +47,14 @@ def letting_through(frame: FrameType, held: dict[str, object]) -> frozenset[int]
 
 @functools.lru_cache(256)
 def swallowing(code: CodeType) -> frozenset[int]:
-    """Return offsets of the jumps made where any block has swallowed an exception."""
+    """Return the offset of each block's jump after it has swallowed an exception."""
     instructions = instructions_of(code)
     handlers = (index for index, item in enumerate(instructions) if item.opname == "WITH_EXCEPT_START")
     return frozenset(_jump(instructions, handler) for handler in handlers)
 
 
 def _jump(instructions: Sequence[Instruction], handler: int) -> int:
-    """Return the offset of the jump of the block whose ``__exit__`` is called at ``handler``."""
+    """Return the offset of the jump for the block whose ``__exit__`` is called at the index ``handler``."""
     return next(item.offset for item in instructions[handler:] if "IF_TRUE" in item.opname)
 
 
@@ -78,7 +79,7 @@ def _returns_nothing(code: CodeType) -> bool:
 
 @functools.lru_cache(256)
 def _blocks(code: CodeType) -> list[tuple[int, list[str], bool]]:
-    """List for each block the jump's offset, the names leading to its context manager, and whether that is called."""
+    """Return each block's jump offset, the names that lead to its context manager, and whether these are called."""
     instructions = instructions_of(code)
     found = []
     for index, instruction in enumerate(instructions[:-1]):

@@ -34,15 +34,15 @@ from hpstage.training.code.namespaces import MISSING
 from hpstage.training.code.owner import found_in
 
 _MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, SyntaxError, RecursionError)
-"""Errors that Python and libraries raise for parts that no encoder writes."""
+"""Errors that Python and libraries raise for malformed parts, which no encoder writes."""
 
 
 class Decoder:
     """Reconstructs what :class:`~hpstage.training.capture.encoding.Encoder` wrote.
 
     Args:
-        base: the survey of the same objects in this process.
-        memory: the encoder's memory.
+        base: the survey in this process that corresponds to the encoder's base.
+        memory: the encoder's :attr:`~hpstage.training.capture.encoding.Encoder.memory`.
     """
 
     def __init__(self, base: Survey, memory: Plain) -> None:
@@ -52,12 +52,12 @@ class Decoder:
         self._memory = Rebuilt(base, memory)
 
     def admit(self, local: Survey) -> None:
-        """From now on, also find these objects by their paths."""
+        """From now on, also find the objects of ``local`` by their paths."""
         self._base = self._base.joined(local)
         self._memory.base = self._base
 
     def keep(self, changed: dict[str, Plain]) -> None:
-        """Remember the values that owners have set themselves, before everything is restored."""
+        """Remember the values that owners have restored themselves, before everything else is restored."""
         for path, (kind, *parts) in changed.items():
             record = self._base.paths.get(path)
             if record is None or kind not in ("attributes", "mapping"):
@@ -112,12 +112,12 @@ class Decoder:
         """Write content into the object at ``path``. Raises :class:`StateError` if no such object exists."""
         record = self._base.paths.get(path)
         if record is None:
-            raise StateError(f"the state knows of {path}, which is not available here: it was saved by other code")
+            raise StateError(f"the state sets {path}, which is not available here: it was saved by other code")
         if is_answered(plain):
             return
         kind, *parts = plain
         if kind != record.kind.name:
-            raise StateError(f"{path} is {record.kind.name} here, and {kind} in the state: it was saved by other code")
+            raise StateError(f"the state was saved by other code: {path} is {kind} in it, and {record.kind.name} here")
         if kind == "values":
             self._write_tensor(record.obj, *parts[1:])
             return
@@ -155,15 +155,15 @@ class Decoder:
         write_own(obj, self._dict(own))
 
     def value(self, plain: Plain) -> Any:
-        """Return what a plain value stands for.
+        """Return the value that a plain value stands for.
 
         Raises:
-            StateError: that is not here, or the plain value is none that an encoder writes.
+            StateError: it does not exist in this process, or no encoder writes such a plain value.
         """
         if type(plain) is not tuple:
             return plain
         tag, *parts = plain or ("",)
-        try:  # here, not in a function around this: with a call more for each level, a state could be less deep
+        try:  # not in a function around this one: one more call for each level would limit how deep a state can be
             if tag == "@":
                 record = self._base.paths.get(parts[0])
                 if record is None:
@@ -216,7 +216,7 @@ class Decoder:
         return torch().device(name)
 
     def _make_constant(self, name: str) -> Any:
-        found = vars(torch()).get(name)  # its `__getattr__` would import a module of that name
+        found = vars(torch()).get(name)  # not getattr(): torch would import a module of that name
         if not isinstance(found, torch().layout | torch().memory_format):
             raise StateError(f"the state names torch.{name}, which this torch does not know")
         return found
@@ -274,7 +274,7 @@ class Decoder:
         if tag == "frozenset":
             made = frozenset(self._list(items))
         elif tag == "bytearray":
-            made = bytearray(memoryview(items))  # of bytes: of a number, it would be as many zeros
+            made = bytearray(memoryview(items))  # memoryview() refuses a number, which would give as many zeros
         else:
             made = collections.deque(maxlen=rest) if tag == "deque" else CONTAINERS[tag]()
         self._new[number] = made  # before it is filled: it may contain itself
@@ -310,7 +310,7 @@ class Decoder:
 
     def _create_jax_array(self, array: Any) -> Any:
         if not jax_arrays.is_array(array):
-            raise StateError("the state holds something else in place of a JAX array")
+            raise StateError(f"the state holds a {type(array).__qualname__} where a JAX array belongs")
         return array
 
     def _create_array_view(
@@ -360,7 +360,7 @@ class Decoder:
         random = numpy().random
         kind = vars(random).get(name)
         if not isinstance(kind, type) or not issubclass(kind, random.BitGenerator) or kind is random.BitGenerator:
-            raise StateError(f"the state holds a source of random numbers {name!r} that this NumPy does not know")
+            raise StateError(f"the state holds a bit generator {name!r} that this NumPy does not know")
         entropy, key, size = sequence
         made = kind(random.SeedSequence(entropy, spawn_key=tuple(key), pool_size=size))
         RandomSource().write(made, content)
@@ -377,7 +377,7 @@ class Decoder:
         self._new[number] = made  # before it is filled: what it holds may refer to it
         called = self.value(function)
         if not may_be_given(called):
-            raise StateError(f"the state holds arguments for {called!r}, which no state may give")
+            raise StateError(f"the state holds arguments for {called!r}, and no state may provide them")
         made.__setstate__((called, tuple(self._list(arguments)), self._dict(keywords), self._dict(own)))
         return made
 
@@ -433,14 +433,14 @@ class Decoder:
 
 
 def _here(found: Any, name: str) -> Any:
-    """Return what a state names. Raises :class:`StateError` if there is none in this process."""
+    """Return the object found for a name in a state. Raises :class:`StateError` if none was found in this process."""
     if found is None:
         raise StateError(f"the state names {name}, which is not available here")
     return found
 
 
 def _tuple_of(kind: Any, items: list[Any]) -> Any:
-    """Return a tuple of this kind of what :func:`items_of` has returned."""
+    """Return a tuple of the class ``kind`` from the items that :func:`items_of` returned."""
     if not is_struct(kind):
         return tuple.__new__(kind, items)
     try:
@@ -450,6 +450,6 @@ def _tuple_of(kind: Any, items: list[Any]) -> Any:
 
 
 class _Gone:
-    """Stands for the referent of a dead reference."""
+    """Stands for the object of a dead weak reference."""
 
     __slots__ = ("__weakref__",)

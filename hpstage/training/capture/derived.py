@@ -1,4 +1,4 @@
-"""Objects that torch derives from others: weights before each use, and the counting ``step`` of an optimizer."""
+"""Objects that torch derives from others: weights that it computes before each use, and counted optimizer steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpstage.training.code.attributes import dict_of
 
 # --- weights
 
-# torch's hooks that compute a tensor of a module from its parameters before each use, and where they keep its name.
+# torch's hooks that compute a tensor of a module before each use: module, class, and attribute with the tensor's name.
 _HOOKS = (
     ("torch.nn.utils.weight_norm", "WeightNorm", "name"),
     ("torch.nn.utils.spectral_norm", "SpectralNorm", "name"),
@@ -24,8 +24,8 @@ _HOOKS = (
 
 
 def weights_among(objects: Iterable[object]) -> Iterator[Any]:
-    """Yield tensors that one of torch's hooks recomputes before the module is used. What they were computed from, and
-    how gradients would flow back to it, no longer matters."""
+    """Yield the tensors of modules that a torch hook recomputes before each use. The graphs by which they were computed
+    no longer matter."""
     library: Any = torch()
     hooks = [(vars(sys.modules[module])[name], where) for module, name, where in _HOOKS if module in sys.modules]
     for module in objects:
@@ -39,7 +39,7 @@ def weights_among(objects: Iterable[object]) -> Iterator[Any]:
 
 
 def kept_weight(values: Any, path: str) -> Any:
-    """Return a tensor with these values and no graph; asking for gradients through it raises an explanatory error."""
+    """Return a tensor with these values and no graph. Requesting gradients through it raises an explanatory error."""
     library: Any = torch()
 
     class Kept(library.autograd.Function):  # type: ignore[misc]
@@ -51,7 +51,7 @@ def kept_weight(values: Any, path: str) -> Any:
         def backward(context: Any, gradient: Any) -> Any:
             raise StateError(
                 f"{path} is recomputed whenever its module is called, and training has requested gradients through "
-                f"the one of an earlier step, which no state can hold: call the module before"
+                f"the tensor of an earlier step, whose graph no state can hold: call the module first"
             )
 
     with library.enable_grad():
@@ -78,7 +78,7 @@ def counting_step(optimizer: Any) -> Any:
     """Return the function with which a scheduler wraps the ``step`` of this optimizer."""
     code: Any = _code_of_wrapper()
     if code is None or code.co_freevars != _CLOSURE or not isinstance(optimizer, torch().optim.Optimizer):
-        raise StateError("the state holds a step that a scheduler of another torch counts")
+        raise StateError("the state holds an optimizer's step as wrapped by a scheduler of another torch version")
     step = type(optimizer).step
     closure = types.CellType(step), types.CellType(weakref.ref(optimizer))
     made = types.FunctionType(code, vars(sys.modules["torch.optim.lr_scheduler"]), "wrapper", None, closure)

@@ -1,8 +1,8 @@
-"""Encoding of what has changed since a survey as a plain state.
+"""Encoding of the changes since a survey as a plain state.
 
-A state holds no classes and runs no code. Objects that existed when training began are referred to by their paths, by
-which the process that continues finds them. New objects are written out: containers, tensors, arrays, random number
-generators, and instances of the user's classes and of torch's modules and optimizers, as their attributes.
+A state holds no classes and runs no code. It refers to objects that existed when training began by their paths, by
+which the process that continues training finds them. New objects are written out: containers, tensors, arrays, random
+number generators, and, by their attributes, instances of the user's classes and of torch's modules and optimizers.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from hpstage.training.code.owner import name_of
 
 Plain = Any
 ANSWERED = ("answered",)
-"""Replaces content that its owner accounts for."""
+"""Replaces content that the state leaves out, since its owner restores it: a trainable with a state of its own."""
 BUILTINS = (list, dict, set, int, float, str, bool, tuple)
 _NOTHING: dict[Any, Any] = {}
 _ITSELF = (type(None), bool, int, float, str, bytes)
 
 
 class Encoder:
-    """Writes contents out.
+    """Encodes the contents of objects as plain values.
 
     Args:
         base: the survey whose objects are referred to by path.
         now: the present survey.
-        but: returns whether the owner of a path accounts for what cannot be written out.
+        but: returns whether content at a path may be left out if it cannot be encoded, since its owner restores it.
     """
 
     def __init__(self, base: Survey, now: Survey, but: Callable[[str], bool]) -> None:
@@ -73,7 +73,7 @@ class Encoder:
         return self._places.written
 
     def admit(self, local: Survey) -> None:
-        """From now on, also refer to these objects by path, unless they have been written out.
+        """From now on, also refer to the objects of ``local`` by path, unless they have been written out.
 
         Raises:
             StateError: a new object shares memory with one of them; a state would separate the two.
@@ -88,8 +88,8 @@ class Encoder:
                 same = before is not None and now.same_memory(before.content) and now.form == before.content.form
                 if not same and (before is not None or self.is_new(record.obj)):
                     raise StateError(
-                        f"{unmarked(record.path)} has its memory in common with a tensor or array of a local variable, "
-                        f"and no state can hold both: keep a copy; {excluding(record.path)}"
+                        f"{unmarked(record.path)} shares memory with a tensor or array of a local variable, and no "
+                        f"state can hold both: keep a copy; {excluding(record.path)}"
                     )
         self._places.admit(local, self._now)
 
@@ -117,7 +117,7 @@ class Encoder:
         if kind == "foreign" and (
             (content[1] == record.content[1] and all(is_atom(part) or part in self._base for part in content[2]))
             or (isinstance(content[1], bytes) and len(content[1]) == len(record.content[1] or ""))
-            or isinstance(content[1], tuple)  # which its class takes back
+            or isinstance(content[1], tuple)  # from which its class restores it
         ):
             return kind, self._pairs(path, content[0]), content[1]
         if kind == "set":
@@ -131,8 +131,8 @@ class Encoder:
         if kind == "function":
             if content[4] is not record.content[4]:
                 raise StateError(
-                    f"{unmarked(path)} has been given other code in training, which no state can hold: choose between "
-                    "functions"
+                    f"{unmarked(path)} has been given other code in training, which no state can hold: define two "
+                    "functions, and choose between them"
                 )
             return kind, self.value(path, content[1]), self._pairs(path, content[2]), self._pairs(path, content[3])
         if kind == "values":
@@ -142,9 +142,9 @@ class Encoder:
         raise refusals.unmoving(record)
 
     def leave(self, changed: dict[str, Plain], answered: list[Record]) -> None:
-        """Leave out the attributes and items that hold these objects, since their owner sets them, and may create them
-        again: an iterator at another position, for example. The same holds for what training has created for the
-        owner."""
+        """Leave out the attributes and items that hold the objects in ``answered``, or objects that training has
+        created for their owner. The owner sets them, and may create other objects for them, such as an iterator at
+        another position."""
         objects = {id(record.obj) for record in answered}
         for record in self._base if objects or self._answered else ():
             present = self._now.records.get(id(record.obj))
@@ -165,7 +165,7 @@ class Encoder:
                     self._base.records.get(id(before.get(key))) if type(key) is str and is_answered(plain) else None
                 )
                 if former is not None and former.kind.name == "iterator":
-                    changed.setdefault(former.path, ANSWERED)  # the same, whether or not a fork has made it again
+                    changed.setdefault(former.path, ANSWERED)  # the same state, even if a fork has made another
 
     def value(self, path: str, value: Any) -> Plain:
         """Encode a value within a content."""
@@ -173,7 +173,7 @@ class Encoder:
         if kind is int and value > SMALLEST_ADDRESS and (named := self._now.at_address(value)) is not None:
             raise StateError(
                 f"{unmarked(path)} holds the id() of {named}, which differs in the process that continues. Keep the "
-                f"object itself, or its name, in its place; {excluding(path)}"
+                f"object itself, or its name, instead; {excluding(path)}"
             )
         if kind in _ITSELF:
             return value
@@ -200,7 +200,7 @@ class Encoder:
         return self._fresh(path, value)
 
     def attempt(self, path: str, value: Any) -> Plain:
-        """Encode a value that may be left out where it cannot be written out: nothing refers to its parts then."""
+        """Encode a value that may be left out if that fails. Then its parts are forgotten: nothing refers to them."""
         made = len(self._new)
         try:
             return self.value(path, value)
@@ -216,7 +216,7 @@ class Encoder:
         return self.value(path, value)
 
     def _method(self, path: str, value: Any) -> Plain:
-        called = getattr(value, "__func__", value)  # of a method, any object that can be called
+        called = getattr(value, "__func__", value)  # a method may be bound to any callable
         name = called.__name__ if isinstance(called, types.FunctionType | Method) else ""
         if not same_value(method_of(value.__self__, name), value):
             raise refusals.made_in_training(path, value)
@@ -244,7 +244,7 @@ class Encoder:
                 return "device", str(value)
         arrays = numpy()
         if type(value) in (arrays.str_, arrays.bytes_):
-            # str() and item() drop zeros at the end.
+            # str() and item() drop null characters at the end.
             return "numpy text", str.__str__(value) if isinstance(value, str) else bytes(value)
         if isinstance(value, arrays.datetime64 | arrays.timedelta64):
             return "numpy time", value.dtype.str, int(value.astype("i8"))
@@ -263,8 +263,8 @@ class Encoder:
         raise refusals.made_in_training(path, value)
 
     def _named(self, path: str, value: Any) -> Plain:
-        """Encode a function or class that existed before or only computes. A state must not be able to choose an
-        arbitrary one."""
+        """Encode a function or class that existed when training began, or that only computes. A state must not be able
+        to name an arbitrary one."""
         name = getattr(value, "__module__", None), name_of(value)
         if any(value is kind for kind in BUILTINS):
             return "builtin", value.__name__
@@ -337,7 +337,7 @@ class Encoder:
         raise refusals.made_in_training(path, value)
 
     def _numbers(self, path: str, number: int, value: Any) -> Plain:
-        """Encode a NumPy generator: several may share a source, which has a seed sequence to spawn others."""
+        """Encode a NumPy generator, or a bit generator, which several generators may share, with its seed sequence."""
         if hasattr(value, "bit_generator"):
             source = value.bit_generator
             return "numbers", number, self._sources.get(id(source)) or self.value(f"{path}.bit_generator", source)
@@ -350,7 +350,7 @@ class Encoder:
 
     @functools.cached_property
     def _sources(self) -> dict[int, Plain]:
-        """The bit generators of the base's generators, by id."""
+        """Plain values for the bit generators of the base's generators, by the id of the bit generator."""
         generators = (record for record in self._base if issubclass(type(record.obj), numpy().random.Generator))
         return {id(record.obj.bit_generator): ("source of", record.path) for record in generators}
 
@@ -410,7 +410,7 @@ class Encoder:
         return "array", number, value.copy() if plain is None else plain, *form, value.flags.writeable
 
     def _place(self, record: Record, content: Any) -> tuple[Plain, ...]:
-        """Encode where a tensor of the base is, and everything else but its values."""
+        """Encode the memory location of a tensor or array of the base, and all else about it except its values."""
         before, obj = record.content, record.obj
         if not content.plain or not before.plain:
             raise refusals.unstorable(record.path, obj)
@@ -421,7 +421,8 @@ class Encoder:
             shape, strides, dtype = content.form[:3]
             if not is_tensor(obj):
                 raise StateError(
-                    f"{unmarked(record.path)} has got another form in training, which no state can hold: reshape() it"
+                    f"{unmarked(record.path)} has another shape, strides or dtype than when training began, which no "
+                    f"state can hold: reshape() or convert it where it is used"
                 )
             if content.form[3] != before.form[3]:
                 raise StateError(
@@ -439,11 +440,11 @@ class Encoder:
         return [self.value(f"{path}[{index}]", item) for index, item in enumerate(items)]
 
     def _pairs(self, path: str, items: dict[Any, Any], before: dict[Any, Any] = _NOTHING) -> list[Plain]:
-        """Encode keys and values. A value that cannot be written out may be unchanged since ``before``."""
+        """Encode keys and values. A value that cannot be encoded must be unchanged since ``before``, or its owner's."""
         pairs = []
         for index, (key, item) in enumerate(dict.items(items)):
             inner = f"{path}.{key}" if type(key) is str else f"{path}[{index}]"
-            name = self.value(f"{path}.key({index})", key)  # first, as it is read: its value may refer to it
+            name = self.value(f"{path}.key({index})", key)  # before its value, which may refer to it
             try:
                 plain = self.attempt(inner, item)
             except StateError:
@@ -457,16 +458,16 @@ class Encoder:
         return pairs
 
     def _set(self, path: str, members: Members) -> list[Plain]:
-        """Encode numbers in iteration order, which is a function of their insertion. Other members, whose order differs
-        between processes, are sorted."""
+        """Encode the members of a set: numbers in iteration order, which depends on their insertion; other members,
+        whose order differs between processes, sorted."""
         plain = [self.value(f"{path}[...]", item) for item in members.order]
         if not members.ordered:
             return sorted(plain, key=repr)
         if not members.remade:
             raise StateError(
-                f"{unmarked(path)} is a set whose order no state can keep, since it has given up members, or was "
-                "filled in another order: use a dict, which keeps the order in which it was filled (`next(iter(d))` "
-                f"is its first key); {excluding(path)}"
+                f"{unmarked(path)} is a set whose order no state can hold, since members were removed, or were added "
+                "in another order. Use a dict, which keeps the order in which it was filled (`next(iter(d))` is its "
+                f"first key); {excluding(path)}"
             )
         return plain
 

@@ -20,16 +20,16 @@ _COPIED = 64 << 20
 
 
 class Guard:
-    """Remembers values as of its creation.
+    """Remembers the values of tensors and arrays as of its creation.
 
     Args:
-        records: records of tensors and arrays. Those that hold a sample are compared by it.
+        records: records of tensors and arrays. A record that holds a sample is compared by it.
         pristine: an earlier survey of these objects, with copies of some.
     """
 
     def __init__(self, records: Sequence[Record], pristine: Survey) -> None:
         self._records = records
-        # By id: an object that was known before has its path of then, which another may have by now.
+        # By id: an object that was known before keeps its earlier path, which another object may have by now.
         self._copies: dict[int, Any] = {}
         self._sums: dict[int, object] = {}
         with plainly():
@@ -73,7 +73,7 @@ def _checksum(values: Any) -> object:
 
 
 def sums(values: Any) -> tuple[int, int]:
-    """Return two sums over a tensor's bytes, from its device: fetching it would take longer than reading it."""
+    """Return two sums over a tensor's bytes, computed on its device: copying the bytes to the CPU would take longer."""
     library = torch()
     bits = values.detach().contiguous().view(-1).view(library.uint8).to(library.int64)
     weights = library.arange(bits.numel(), device=bits.device) % 8191

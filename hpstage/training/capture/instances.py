@@ -57,7 +57,7 @@ class Instance(Kind):
 
 
 class AllBut(frozenset[str]):
-    """The names of all attributes but those given, also of attributes that an object will be given."""
+    """The set of all attribute names except those given, including names of attributes that do not exist yet."""
 
     def __contains__(self, name: object) -> bool:
         return not super().__contains__(name)
@@ -81,7 +81,7 @@ class PerThread(Instance):
 
 @by_type
 def set_by_libraries(kind: Any) -> frozenset[str]:
-    """Return names of attributes set by the code of those of a class's bases that are not the user's."""
+    """Return the names of attributes that the code of a class's bases in libraries sets."""
     functions = [
         function
         for base in kind.__mro__
@@ -109,7 +109,7 @@ class Scripted(Instance):
             if name in skip:
                 continue
             value = getattr(obj, name)
-            plain = is_atom(value) or is_tensor(value)  # else a copy of what the interpreter keeps
+            plain = is_atom(value) or is_tensor(value)  # else it is a copy of what the interpreter keeps
             found[name] = value if plain else (_OF_SCRIPT, _by_tuples(name, value))
         return found
 
@@ -135,13 +135,13 @@ _OF_SCRIPT = "container of TorchScript's"
 
 
 def _by_tuples(name: str, value: Any) -> Any:
-    """Return a container of TorchScript's as a tuple of its type and what it holds, if that can be inspected."""
+    """Return a TorchScript container as nested tuples of its type and items. Raise if an item cannot be inspected."""
     kind = type(value)
     if kind is dict:
         return "dict", *((key, _by_tuples(name, item)) for key, item in value.items())
     if kind is list:
         return "list", *(_by_tuples(name, item) for item in value)
-    if issubclass(kind, tuple):  # one with named fields is set by a plain one
+    if issubclass(kind, tuple):  # a plain tuple can set one with named fields
         return "tuple", *(_by_tuples(name, item) for item in value)
     if is_atom(value) or is_tensor(value):
         return value
@@ -170,10 +170,12 @@ def _script_attributes(obj: Any) -> list[str]:
 
 
 class Foreign(Instance):
-    """Objects of classes written in C: attributes, and what is inside them. This is their exposed memory; else the
-    bytes that their own ``__setstate__`` takes back, such as those of a tokenizer; else a checksum of their pickle,
-    which shows a change and cannot be restored, as one of memory of more than 64 MiB does; ``None`` if there is none of
-    these. A pickle of more than a MiB is not looked at.
+    """Objects of classes written in C: their attributes, and what is inside them.
+
+    Inside is the first of these that an object has: memory that it exposes; bytes from which its own ``__setstate__``
+    restores it, such as those of a tokenizer; the checksum of its pickle; ``None``. More than 64 MiB of memory have a
+    checksum, too. A checksum shows a change, but nothing can be restored from it. A pickle of more than 1 MiB is not
+    inspected.
     """
 
     name = "foreign"
@@ -211,9 +213,9 @@ class Foreign(Instance):
 def _inside(obj: Any) -> bytes | str | tuple[str, bytes] | None:
     if jax_arrays.is_array(obj):
         try:
-            return digest(obj)  # of all of it, once: a JAX array never changes
+            return digest(obj)  # over the whole array, and only once: a JAX array never changes
         except StateError:
-            return pickled(obj) or "gone"  # none that a state could hold
+            return pickled(obj) or "gone"  # an array that no state can hold
     if isinstance(obj, mmap.mmap):
         return None  # a fork, and whoever maps the same file, writes to the same memory
     try:
@@ -221,16 +223,16 @@ def _inside(obj: Any) -> bytes | str | tuple[str, bytes] | None:
             if not memory.readonly and memory.nbytes <= _LONGEST_BUFFER:
                 content = memory.tobytes()
                 return pointees.Address(content.hex()) if pointees.points(obj, content) else content
-            if not memory.readonly:  # a change of it is refused by name
+            if not memory.readonly:  # too large to keep: a change of it is refused by name
                 return xxhash.xxh3_128_hexdigest(memory)
     except (TypeError, BufferError, ValueError):
-        pass  # it exposes none
+        pass  # it exposes no memory
     state = _own_state(obj)
     return pickled(obj) if state is None else (_STATE, state)
 
 
 def _own_state(obj: Any) -> bytes | None:
-    """Return the bytes by which an object's class, without any code in Python, pickles it and sets it again."""
+    """Return the bytes in which an object's class pickles and restores it; ``None`` if that runs any Python code."""
     kind = type(obj)
     methods = (getattr(kind, name, None) for name in ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__"))
     if not all(isinstance(method, types.MethodDescriptorType) for method in methods):
@@ -275,7 +277,7 @@ class _Sum:
 
 
 def pickled(obj: Any) -> str | None:
-    """Return a checksum of an object's pickle, or ``None`` if the object cannot be pickled."""
+    """Return a checksum of an object's pickle, :data:`_LONG` if it is too long, or ``None`` if there is none."""
     summed = _Sum()
     try:
         pickle.Pickler(summed, protocol=5, buffer_callback=summed.take).dump(_image_of(obj))
@@ -287,8 +289,7 @@ def pickled(obj: Any) -> str | None:
 
 
 def _image_of(obj: Any) -> Any:
-    """Return an image of Pillow that shows ``obj`` if that is the pixel buffer of one, which cannot be pickled; else
-    ``obj``."""
+    """Return a Pillow image that shows ``obj`` if that is a pixel buffer, which cannot be pickled; else ``obj``."""
     library: Any = sys.modules.get("PIL.Image")
     is_pixels = library is not None and type(obj).__name__ == "ImagingCore" and not is_users_code(type(obj))
     return library.Image()._new(obj) if is_pixels else obj
@@ -333,7 +334,7 @@ class ClassNamespace(Kind):
 
 
 def _called(path: str, member: object) -> Iterator[Child]:
-    """Yield what a class member (``staticmethod``, ``property``) calls that is not a function: a partial, an object."""
+    """Yield the callables, other than functions, in a class member (``staticmethod``, ``property``): partials, say."""
     for name, part in parts_called(member):
         inner = f"{path}.{name}"
         if type(part) is not types.FunctionType:
@@ -342,7 +343,7 @@ def _called(path: str, member: object) -> Iterator[Child]:
 
 
 class ModulesByText(Kept):
-    """Modules that code may import by a string. A module that was imported stays; its contents are inspected."""
+    """Modules that code may import by a string. An imported module stays imported, and its content is surveyed."""
 
     name = "modules"
 
@@ -359,7 +360,7 @@ class ModulesByText(Kept):
 
 
 class LibraryNamespace(ClassNamespace):
-    """Replacements of a library's functions and classes. No class reaches the code among them."""
+    """Replacements of a library's functions and classes. Functions among them lead on, since no class reaches them."""
 
     def children(self, content: Attributes) -> Iterator[Child]:
         return attribute_children(content)
@@ -457,7 +458,7 @@ class Operator(Kept):
 
 
 class Vectorized(Kept):
-    """``numpy.ufunc``: immutable except for what the functions hold that one of ``numpy.frompyfunc`` calls."""
+    """``numpy.ufunc``: immutable, except for objects that functions hold which it calls (``numpy.frompyfunc``)."""
 
     name = "ufunc"
 

@@ -45,7 +45,7 @@ RUNNERS = (threading.Thread, concurrent.futures.Executor)
 
 _bits = struct.Struct("d").pack
 SMALLEST_ADDRESS = 1 << 32
-"""Numbers up to this are not addresses: the objects of a process lie above."""
+"""Smaller numbers are not addresses: all objects of a process lie above."""
 
 LEADS_NOWHERE = frozenset((type(None), bool, int, float, str, bytes))
 
@@ -56,7 +56,7 @@ def torch() -> Any:
 
 
 def numpy() -> Any:
-    """Return NumPy, which every process has that trains (:func:`hpstage.training.identity.threads.pin`)."""
+    """Return NumPy, which every training process imports (:func:`hpstage.training.identity.threads.pin`)."""
     import numpy as library
 
     return library
@@ -73,7 +73,7 @@ def is_atomic(kind: Any) -> bool:
         return True
     library = numpy()
     if issubclass(kind, library.generic):
-        return not issubclass(kind, library.void) and not has_dict(kind)  # which can be written to
+        return not issubclass(kind, library.void) and not has_dict(kind)  # a void can be written to
     return issubclass(kind, library.dtype)
 
 
@@ -114,14 +114,14 @@ def same_value(one: Any, other: Any) -> bool:
 
 @by_type
 def is_struct(kind: Any) -> bool:
-    """Return whether this is a kind of tuple with named fields that Python or a library has made in C:
-    ``torch.return_types.max``, ``time.struct_time``. None of them has subclasses."""
+    """Return whether a class is a struct sequence: a tuple with named fields that is written in C, such as
+    ``torch.return_types.max`` and ``time.struct_time``. Struct sequences have no subclasses."""
     made_by = vars(kind).get("__new__")
     return issubclass(kind, tuple) and "n_sequence_fields" in vars(kind) and type(made_by) is types.BuiltinFunctionType
 
 
 def items_of(value: Any) -> list[Any]:
-    """Return the items of a tuple of any kind, and the fields of one made in C that are no items."""
+    """Return the items of a tuple of any class; for a struct sequence, also its fields that are no items."""
     items = list(tuple.__iter__(value))
     return [*items, *value.__reduce__()[1][1].values()] if is_struct(type(value)) else items
 
@@ -140,7 +140,7 @@ def same_mapping(old: dict[Any, Any], new: dict[Any, Any]) -> bool:
 
 
 class Kind(ABC):
-    """Defines how objects of some types are handled. Stateless."""
+    """Defines how objects of some types are read, compared and restored. Stateless."""
 
     name: str
 
@@ -149,7 +149,7 @@ class Kind(ABC):
         """Return the content, detached from the object: it does not change when the object does."""
 
     def again(self, obj: Any, skip: frozenset[str], old: Any) -> Any:
-        """Return the present content, as ``old`` itself if it is unchanged."""
+        """Return ``old`` itself if the content is unchanged, else the present content."""
         new = self.read(obj, skip)
         return old if self.same(old, new) else new
 
@@ -158,18 +158,18 @@ class Kind(ABC):
 
     def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
         """Restore content returned by :meth:`read`. Raises ``TypeError`` if that is impossible."""
-        raise TypeError(f"nothing can set what is inside a {type(obj).__qualname__}")
+        raise TypeError(f"the inside of a {type(obj).__qualname__} cannot be set")
 
     def children(self, content: Any) -> Iterator[Child]:
         return iter(())
 
     def weakly(self, content: Any) -> Iterator[Child]:
-        """Yield what it refers to and does not keep alive."""
+        """Yield the objects to which it has weak references."""
         return iter(())
 
 
 class Kept(Kind):
-    """Objects of which nothing has to be restored: what they hold is, by its own kind."""
+    """Objects of which nothing has to be restored. The objects that they hold are restored by their own kinds."""
 
     def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
         pass

@@ -1,4 +1,4 @@
-"""The kind of each object. Objects that have no kind here and are not immutable are distinguished by identity alone."""
+"""The kind of each object. Mutable objects of no other kind are opaque: they are distinguished by identity alone."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from hpstage.training.code.lookups import Modules
 from hpstage.training.code.namespaces import ClassAttributes, LibraryNames, Slot
 from hpstage.training.code.owner import by_type, is_users_code, module_of
 
-# Their instances describe code, or set modes of it.
+# Modules of classes whose instances describe code, or set modes of it.
 _DESCRIPTIONS = (
     "inspect",
     "typing",
     "torch.amp.autocast_mode",  # they record the previous setting each time they are entered
     "torch.cuda.amp.autocast_mode",
 )
-# Their instances are machinery (compilers, threads), not what training computes with.
+# Modules of classes whose instances are machinery (compilers, threads), not what training computes with.
 _MACHINERY = (
     *_DESCRIPTIONS,
     "torch._dynamo",
@@ -54,7 +54,7 @@ _MACHINERY = (
     "keras.src.utils.tracking",  # which layer has which variables, by ids
     "flax.ids",  # which module is which, in this process
 )
-# Their instances show, record or run what is trained. Of those, the attributes count that the user's code reads.
+# Modules of classes whose instances show, record or run training. Only attributes that the user's code reads count.
 _SKIPPED = (
     *_DESCRIPTIONS,
     "logging",
@@ -66,7 +66,7 @@ _SKIPPED = (
     "torch.utils.tensorboard",
     "optuna",
     "distributed",
-    # What training changes in these is kept by hpstage.torch.lightning.
+    # hpstage.torch.lightning saves what training changes in these.
     *(
         f"lightning.pytorch.{part}"
         for part in ("trainer", "loops", "strategies", "plugins", "accelerators", "profilers")
@@ -92,7 +92,7 @@ TUPLE = instances.Instance()
 """The kind of instances of ``tuple`` subclasses that have attributes besides their items."""
 INSTANCE, _OBJECTS, _SCRIPTED = instances.Instance(), containers.Objects(), instances.Scripted()
 RUNNER = instances.Instance()
-"""The kind of threads and pools of the user's classes: the attributes that these add to the library class."""
+"""The kind of threads and pools of the user's classes: the attributes that the user's class adds to the library's."""
 _VECTORIZED = instances.Vectorized()
 _WRAPPERS = (property, staticmethod, classmethod)  # what they hold never changes, but attributes of subclasses may
 _METHODS = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
@@ -156,7 +156,7 @@ def kind_of(obj: Any) -> Kind | None:
 
 
 def _holds_users(function: Any) -> bool:
-    """Return whether a library's function closes over code of the user's, which it was made to call."""
+    """Return whether a library's function, such as a wrapper, closes over code or objects of the user's."""
     cells = [cell.cell_contents for cell in function.__closure__ or () if cell != _UNBOUND]
     return any(is_users_code(content) or is_users_code(type(content)) for content in cells)
 
@@ -194,7 +194,7 @@ def kind_of_type(kind: Any) -> Kind | None:
     if library is not None and issubclass(kind, library.jit.ScriptModule):
         return _SCRIPTED
     if issubclass(kind, pointees.DATA):
-        return FOREIGN  # its class has the module that first named it: ``POINTER(c_int)`` is one for all
+        return FOREIGN  # not by its class's module: ``POINTER(c_int)`` is one class for all modules
     if library is None or not issubclass(kind, library.nn.Module):
         module = module_of(kind)
         if _is_among(module, ("h5py",)):
@@ -219,6 +219,6 @@ def _is_among(module: str, names: tuple[str, ...]) -> bool:
 
 
 def _is_trainable(kind: Any) -> bool:
-    """Return whether this is a trainable of hpstage's own: an adapter of another library, a reference workload."""
+    """Return whether a class is one of hpstage's trainables: an adapter of another library, or a reference workload."""
     found = sys.modules.get("hpstage.torch.trainable")
     return (found is not None and issubclass(kind, found.TorchTrainable)) or _is_among(module_of(kind), _ADAPTERS)

@@ -1,4 +1,4 @@
-"""What modules hold that only setup has loaded: how it was before is not known, so that no reset can restore it."""
+"""Objects of modules that setup was the first to load. Their earlier content is not known: no reset can restore it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hpstage.training.code.owner import found_in, module_of, of_user
 
 
 def met_late(base: Survey, pristine: Survey) -> Iterator[Record]:
-    """Yield the records of what such modules hold.
+    """Yield the records of objects that belong to modules which setup was the first to load.
 
-    What setup puts under a name that was known before is not among them, although its path begins with that name: a
+    An object that setup stores under a name known before is not among them, although its path begins with that name: a
     reset restores the name, and setup makes the object again.
 
     Args:
-        base: everything as of the end of setup.
-        pristine: everything as of before it.
+        base: survey of everything at the end of setup.
+        pristine: survey of everything before setup.
     """
     names = [record for record in base if record.obj not in pristine and _is_of_module(record, pristine)]
     paths, held, todo = tuple(record.path for record in names), {id(record.obj) for record in names}, names
@@ -34,14 +34,14 @@ def met_late(base: Survey, pristine: Survey) -> Iterator[Record]:
                 todo.append(found)
     for record in base:
         by_code = OF_CODE.match(record.path) or record.path.startswith(paths)
-        local = "<locals>" in record.path  # made again
+        local = "<locals>" in record.path  # setup makes it again
         if record.kind is MODULES or (id(record.obj) in held and by_code and not local):
             yield record
 
 
 def registered_late(pristine: Survey, modules: Set[str]) -> Iterator[tuple[Record, str]]:
-    """Yield the records that modules have changed by registering their classes or functions while setup imported them,
-    each with the name of a module. Python runs a module once, so that it does not register them again after a reset.
+    """Yield the records of objects with which modules registered their classes or functions when setup imported them,
+    each with the name of such a module. Python runs a module only once: after a reset, it does not register them again.
 
     Args:
         modules: the names of the modules that were loaded when ``pristine`` was surveyed.
@@ -63,11 +63,10 @@ def registered_late(pristine: Survey, modules: Set[str]) -> Iterator[tuple[Recor
 
 
 def _is_of_module(record: Record, pristine: Survey) -> bool:
-    """Return whether a record is of a name of a module or class, or of a function, that exists from the import on."""
+    """Return whether a record is of a module's name, a class's attributes or a function that an import creates."""
     obj = record.obj
     if type(obj) is types.FunctionType:
-        # A name that was known, under which setup has put this function. It may have the library's name, of which it
-        # is a wrapper.
+        # Setup may have put this function under a name that was known, such as that of the library function it wraps.
         library = f"{OF_LIBRARY}{obj.__module__}.{obj.__qualname__}".rpartition(".")[0]
         known = library in pristine.paths or f"{obj.__module__}:{obj.__qualname__}" in pristine.paths
         return not known and _stands(obj)

@@ -28,9 +28,9 @@ _QUIET = re.compile(
     r"(LOAD_(FAST|DEREF|CLOSURE|CONST|SMALL_INT|GLOBAL)|STORE_(FAST|DEREF)|COPY|SWAP|PUSH_NULL|NOP|RESUME|NOT_TAKEN"
     r"|MAKE_CELL|EXTENDED_ARG|CACHE|JUMP_)"
 )
-"""Instructions that run no code of anybody."""
+"""Instructions that cannot run any other code."""
 _ENDS = re.compile(r"STORE|DELETE|POP_TOP|RETURN|RESUME|RAISE|(POP_)?JUMP|FOR_ITER|END_|YIELD")
-"""Instructions before which no operand of an expression is left, or it is not known."""
+"""Instructions where the search for operands ends: before these, none is left on the stack, or that is not known."""
 _REMEMBERED = 256
 _READ_EVERYTHING = frozenset(("locals", "vars", "dir", "eval", "exec"))
 """Functions that may read any variable of their caller."""
@@ -38,11 +38,11 @@ _READ_EVERYTHING = frozenset(("locals", "vars", "dir", "eval", "exec"))
 Access = tuple[bool, str]
 """Whether a variable is read rather than written, and its name."""
 Cut = frozenset[tuple[int, bool]]
-"""Offsets of jumps that have one way only, and whether that is to jump."""
+"""Offsets of jumps that go one way only, and whether they always jump rather than never."""
 
 
 def place(code: CodeType, lasti: int) -> int:
-    """Return the offset of the instruction that a frame's ``f_lasti`` is in; its caches follow the instruction."""
+    """Return the offset of the instruction that contains ``f_lasti``, which may point to the caches that follow it."""
     instructions = instructions_of(code)
     index = bisect_right([instruction.offset for instruction in instructions], lasti) - 1
     if instructions[index].opname == "PRECALL":  # in 3.11; once specialized, it performs the call
@@ -67,15 +67,15 @@ def live(
     Args:
         code: code of the frame.
         offset: offset of an instruction, as returned by :func:`place`.
-        innermost: there is no generator frame between a loop that is paused here and its iterator, which never ends:
-            such a loop is left only by ``break``, ``return`` and errors.
-        outermost: when this frame ends, everything ends. So code from which no path leads back to a loop that is
-            paused here is ignored.
+        innermost: whether no generator frame is between a loop that is paused here and its iterator. That iterator
+            never ends, so the loop is left only by ``break``, ``return`` and errors.
+        outermost: whether training ends when this frame ends. Then, code from which no path leads back to a loop that
+            is paused here is ignored.
         untaken: offsets of jumps that are never taken.
         entered: what :func:`never_empty` returns.
-        runs: variables that hold what runs no nested function where its attributes and items are read. If given, every
-            other instruction that may run code of anybody reads what functions nested in ``code`` read.
-        but: indices of instructions whose own accesses do not count.
+        runs: variables of which attributes and items can be read without running a nested function. If given, every
+            other instruction that may run other code reads the variables that functions nested in ``code`` read.
+        but: indices of instructions whose own accesses to variables are ignored.
     """
     instructions, starts = instructions_of(code), starts_of(code)
     paused = starts[offset]
@@ -83,10 +83,10 @@ def live(
     after = [list(_successors(instructions, index, starts, cut)) for index in range(len(instructions))]
     on_error = [handlers(code, instruction.offset) for instruction in instructions]
     for begins in entered:
-        after[starts[begins]] = [starts[begins] + 2]  # behind FOR_ITER
+        after[starts[begins]] = [starts[begins] + 2]  # past FOR_ITER, in the loop
     loop = instructions[paused].opname == "FOR_ITER"
     if innermost:
-        on_error[paused] = []  # the only exceptions raised there end it
+        on_error[paused] = []  # exceptions that are raised there end training
         if loop:
             after[paused] = [paused + 1]
     ways = [[*normal, *raised] for normal, raised in zip(after, on_error, strict=True)]
@@ -115,8 +115,8 @@ def live(
 
 @functools.lru_cache(_REMEMBERED)
 def keeps_only_variables(code: CodeType, offset: int, *, innermost: bool) -> bool:
-    """Return whether nothing but its variables decides how ``code``, paused at ``offset``, continues: it is in no loop
-    over an iterator besides the one that is paused here, and the innermost function is in no expression."""
+    """Return whether variables alone decide how ``code``, paused at ``offset``, continues: it is in no other ``for``
+    loop than one that is paused here, and, if ``innermost``, in no expression."""
     items = instructions_of(code)
     loops = [item for item in items if item.opname == "FOR_ITER" and item.offset < offset < item.argval]
     at = next(item for item in items if item.offset == offset)
@@ -125,8 +125,8 @@ def keeps_only_variables(code: CodeType, offset: int, *, innermost: bool) -> boo
 
 @functools.lru_cache(_REMEMBERED)
 def operands(code: CodeType, offset: int) -> frozenset[str]:
-    """Return the variables that the expression around a call at ``offset`` may have read before it: ``total`` in
-    ``total + next(steps)``. The frame keeps their values, which no fork can set."""
+    """Return the variables that the expression around a call at ``offset`` may have read before the call: ``total`` in
+    ``total + next(steps)``. The frame keeps their values on its stack, where no fork can set them."""
     items = instructions_of(code)
     index = next(index for index, item in enumerate(items) if item.offset == offset)
     names: set[str] = set()
@@ -150,11 +150,11 @@ def starts_of(code: CodeType) -> dict[int, int]:
 
 
 def reachable(code: CodeType, offset: int, *, cut: Cut = frozenset(), handled: bool = True) -> frozenset[int]:
-    """Return the indices of the instructions that may be executed after that at ``offset``.
+    """Return the indices of the instructions that may be executed after the one at ``offset``.
 
     Args:
-        cut: jumps that have one way only.
-        handled: whether exceptions are raised and handled.
+        cut: jumps that go one way only.
+        handled: whether exceptions may be raised and handled.
     """
     instructions, starts = instructions_of(code), starts_of(code)
     found: set[int] = set()
@@ -170,8 +170,9 @@ def reachable(code: CodeType, offset: int, *, cut: Cut = frozenset(), handled: b
 
 
 class AlwaysAfter:
-    """Finds the instructions that are always executed after another one, before ``code`` is paused at ``offset`` again
-    (Allen: Control flow analysis, 1970: postdominators). Exceptions are ignored, and so is what does not lead there."""
+    """Finds the instructions that are always executed after a given one before ``code`` is paused at ``offset`` again:
+    its postdominators (Allen: Control flow analysis, 1970). Exceptions, and paths that do not lead to ``offset``, are
+    ignored."""
 
     def __init__(self, code: CodeType, offset: int) -> None:
         instructions, self._starts = instructions_of(code), starts_of(code)
@@ -180,7 +181,7 @@ class AlwaysAfter:
         leading = _leading_to(self._paused, every)
         known = frozenset(leading)
         self._ways = {at: [way for way in every[at] if way in known] for at in leading}
-        self._after = dict.fromkeys(leading, -1)  # as bits
+        self._after = dict.fromkeys(leading, -1)  # the bits of an integer are indices
         self._after[self._paused] = 1 << self._paused
         changed = True
         while changed:
@@ -192,8 +193,8 @@ class AlwaysAfter:
                     self._after[at] = found
 
     def between(self, cut: Cut) -> frozenset[int]:
-        """Return the indices of instructions that are executed after these jumps if they go the other way than ``cut``
-        has them go, and need not be executed if they do not."""
+        """Return the indices of instructions that are executed only if a jump in ``cut`` goes the other way: those from
+        there to where its two ways join."""
         found: set[int] = set()
         for offset, jumps in cut:
             at = self._starts[offset]
@@ -219,7 +220,7 @@ def _successors(instructions: Sequence[Instruction], index: int, starts: dict[in
 
 
 def handlers(code: CodeType, offset: int) -> list[int]:
-    """Return the indices of the instructions where exceptions of the one at ``offset`` are handled."""
+    """Return the indices at which the handlers of exceptions begin that are raised at ``offset``."""
     return [target for start, end, target in _exception_entries(code) if start <= offset < end]
 
 
@@ -246,7 +247,7 @@ def _leading_to(paused: int, ways: Sequence[Sequence[int]]) -> Sequence[int]:
 
 
 def accesses_of(code: CodeType, index: int) -> Iterator[Access]:
-    """Yield what the instruction of this index reads and writes, in this order."""
+    """Yield the variables that the instruction at ``index`` reads and writes, in order."""
     instructions = instructions_of(code)
     instruction = instructions[index]
     name, names = instruction.opname, instruction.argval
@@ -281,7 +282,7 @@ def _read_inside(code: CodeType) -> frozenset[str]:
 
 
 def written_first(code: CodeType, offset: int, *, outermost: bool, runs: frozenset[str]) -> frozenset[str]:
-    """Return variables that nested functions read, but not before ``code``, paused at ``offset``, has written them."""
+    """Return variables that nested functions read only after ``code``, paused at ``offset``, has written them again."""
     shared = _read_inside(code).intersection(code.co_cellvars)
     return shared - live(code, offset, innermost=True, outermost=outermost, runs=runs) if shared else shared
 
@@ -302,7 +303,7 @@ def names_at(instructions: Sequence[Instruction], last: int) -> tuple[list[str],
 
 
 def _begin(instruction: Instruction) -> tuple[int, int] | None:
-    """Return the line and column of an instruction, or ``None`` if Python was set to keep no positions."""
+    """Return the line and column of an instruction, or ``None`` if Python was set not to keep them."""
     place = instruction.positions
     if place is None or place.lineno is None or place.col_offset is None:
         return None
@@ -311,12 +312,12 @@ def _begin(instruction: Instruction) -> tuple[int, int] | None:
 
 @functools.lru_cache(_REMEMBERED)
 def never_empty(code: CodeType, runs: frozenset[str], *, counted: bool) -> frozenset[int]:
-    """Return the offsets where loops over ``run.batches(...)`` begin: an epoch has at least one batch, or is an error.
+    """Return the offsets where loops over ``run.batches(...)`` begin: an epoch without a batch is an error.
 
     Args:
         code: code of a function.
         runs: variables that hold a run.
-        counted: ``enumerate`` is Python's, which may stand around it.
+        counted: whether ``enumerate`` is Python's own. Then it may be around ``run.batches(...)``.
     """
     instructions = [item for item in instructions_of(code) if item.opname not in _AROUND_NAMES]
     found = set()
@@ -333,7 +334,7 @@ def never_empty(code: CodeType, runs: frozenset[str], *, counted: bool) -> froze
 
 
 def _is_of(runs: frozenset[str], instructions: Sequence[Instruction], index: int) -> bool:
-    """Return whether an instruction reads an attribute or item of one of these variables, or of what that holds."""
+    """Return whether an instruction reads an attribute or item, perhaps a nested one, of one of these variables."""
     while index > 1:
         item = instructions[index]
         if item.opname == "BINARY_SUBSCR" or (item.opname == "BINARY_OP" and item.argrepr == "[]"):

@@ -1,7 +1,7 @@
 """The dependence of training on measurements that are made on request, as far as bytecode shows it.
 
-Reports are requested at other steps in a tree than in a trial alone. So what is done under ``if run.wants_report:``
-must have no influence on steps without a report, nor on later reports. Too many paths through the code are followed
+In a stage tree, reports are requested at other steps than without sharing. So the code under ``if run.wants_report:``
+must not influence steps without a report, nor later reports. In doubt, too many paths through the code are followed
 rather than too few.
 """
 
@@ -22,23 +22,23 @@ _STORES = ("STORE_FAST", "STORE_DEREF")
 _LOADS = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_DEREF")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _READS = re.compile(r"GET_ITER|POP_JUMP|COMPARE_OP|IS_OP|CONTAINS_OP|TO_BOOL|UNARY_NOT|UNPACK_SEQUENCE")
-"""Instructions that read the object before them, and change nothing of it."""
+"""Instructions that read the object loaded before them without changing it."""
 _ITEM = re.compile(r"BINARY_SUBSCR|BINARY_OP \[\]")
 _ENDINGS = (*_STORES, "POP_TOP", "RETURN", "JUMP", "POP_JUMP")
-"""Instructions that do something with the value of an expression."""
+"""Instructions that use up the value of an expression."""
 _ENDS = ("POP_TOP", "RETURN", "JUMP", "POP_JUMP")
 
 
 @dataclass(frozen=True)
 class OnRequest:
-    """The code that a paused function runs only where a report is wanted.
+    """What a paused function does only where a report is wanted.
 
     Attributes:
-        leaves: it leaves its loop there, without an error.
+        leaves: whether it leaves its loop there, without an error.
         assigned: variables that are assigned there, and read where no report is wanted.
         reported: variables that are assigned there, and reported with the next report.
-        watched: variables that are used there, and elsewhere are only read: with the attribute (``.stop``) or item
-            (``['bad']``) that is read, or an empty text if it may be any.
+        watched: variables that are used there, and only read elsewhere, each with the attribute (``.stop``) or item
+            (``['bad']``) that is read elsewhere, or an empty string if any part may be.
     """
 
     leaves: bool = False
@@ -60,7 +60,7 @@ def on_request(code: CodeType, offset: int, runs: frozenset[str]) -> OnRequest:
     if not function.cut and not function.counted:
         return OnRequest()
     assigned = function.assigned()
-    matter = functools.partial(live, code, offset, untaken=swallowing(code))  # no block swallows an exception
+    matter = functools.partial(live, code, offset, untaken=swallowing(code))  # as if no block swallowed an exception
     return OnRequest(
         leaves=function.leaves(),
         assigned=assigned & matter(but=function.on_request),
@@ -77,9 +77,9 @@ class _Function:
         requests = [at for at in range(len(items) - 1) if self._reads(items, at, "wants_report")]
         endings = (next(it for it in items[at + 1 :] if it.opname.startswith(_ENDINGS)) for at in requests)
         self.counted = frozenset(it.argval for it in endings if it.opname in _STORES)
-        """Variables that are assigned what is computed from whether a report is wanted."""
+        """Variables whose value is computed from whether a report is wanted."""
         self.cut = _cut(items[at + 1] for at in requests)
-        """Jumps on it by their offsets, and whether the way without a report is to jump."""
+        """Jumps that test whether a report is wanted, each with whether it jumps if none is wanted."""
         tests = [at for at in range(len(items) - 1) if items[at].opname in _LOADS and items[at].argval in self.counted]
         self.cut |= _cut(items[at + 1] for at in tests)
         self._decided, known = self.cut, frozenset[str]()
@@ -95,7 +95,7 @@ class _Function:
             self.on_request = always_after(code, offset).between(self._decided)
 
     def _joins(self) -> frozenset[str]:
-        """Return the variables that are assigned the values of conditional expressions: by what follows both ways."""
+        """Return the variables to which conditional expressions are assigned: they are stored where both ways join."""
         jumps = [
             *(self._items[at] for at in self.on_request),
             *(it for it in self._items if (it.offset, False) in self._decided),
@@ -153,7 +153,7 @@ class _Function:
             return None
         before = next((item for item in reversed(items[:at]) if item.opname not in (*_BETWEEN, "PUSH_NULL")), items[at])
         after = [item for item in items[at + 1 :] if item.opname not in (*_BETWEEN, "PRECALL")]
-        first, second = after[0], after[min(1, len(after) - 1)]  # a function may end with what it returns
+        first, second = after[0], after[min(1, len(after) - 1)]  # of `return x`, only the first exists
         if first.opname == "LOAD_ATTR" and "NULL" not in first.argrepr:
             return f".{first.argval}"
         if _ITEM.match(f"{second.opname} {second.argrepr}") and first.opname.startswith(("LOAD_CONST", "LOAD_FAST")):

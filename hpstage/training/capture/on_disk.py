@@ -1,6 +1,6 @@
 """Files, memory maps and HDF5 files that training opens for reading: a state names them, and a fork reopens them.
 
-They are refused if a sample shows that their content has changed.
+A fork refuses a file if a sample shows that its content has changed.
 """
 
 from __future__ import annotations
@@ -61,26 +61,27 @@ def opened_map(path: str, sampled: str, offset: int, order: Any, dtype: Any, sha
 
 
 def is_read_only_hdf5(obj: Any) -> bool:
-    """Return whether an object of h5py belongs to a file that is open for reading only, or to none. Training cannot
-    change it: data are read at positions that are given. It has numbers that the process gives it, and caches."""
+    """Return whether an h5py object belongs to a file that is open for reading only, or to no file. Training cannot
+    change such an object: it has no position, only caches and numbers that differ between processes."""
     library = sys.modules.get("h5py")
     if library is None or type(obj).__module__.partition(".")[0] != "h5py":
         return False
     try:
         file = library.h5i.get_file_id(getattr(obj, "id", obj))
-    except Exception:  # it describes a type, or how to read, or the file is closed
+    except Exception:  # it describes a type or a way to read, or its file is closed
         return True
     return bool(file.get_intent() == library.h5f.ACC_RDONLY)
 
 
 def where_hdf5_is(value: Any) -> Where | None:
-    """Return path, sample, and the name in it; ``None`` if it is no HDF5 file, group or data set open for reading."""
+    """Return path, sample, and name within the file, of an HDF5 file, group or data set that is open for reading only;
+    ``None`` for any other object."""
     library = sys.modules.get("h5py")
     if library is None or type(value) not in (library.File, library.Group, library.Dataset):
         return None
     if not value or not is_read_only_hdf5(value) or value.file.driver != "sec2" or value.name is None:
         return None
-    if not all(name.startswith("_") for name in vars(value)):  # the user has set the others
+    if not all(name.startswith("_") for name in vars(value)):  # other attributes are the user's
         return None
     path = _path(value.file.filename)
     return None if path is None else (path, _sample_of_path(path), "" if type(value) is library.File else value.name)

@@ -1,4 +1,4 @@
-"""Pointers of ctypes: where they are inside objects, and what they point to."""
+"""Pointers of ctypes: where they are in an object, and the objects that they point to."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _SIZE = ctypes.sizeof(ctypes.c_void_p)
 
 
 class Address(str):
-    """The bytes of an object of ctypes that points elsewhere: to another place in each process, so that no state can
-    hold them."""
+    """The bytes of a ctypes object that contains a pointer. No state can hold them, since addresses differ between
+    processes."""
 
     __slots__ = ()
 
 
 def points(obj: Any, content: bytes) -> bool:
-    """Return whether an object with this memory is, or contains, a pointer of ctypes that is not 0."""
+    """Return whether a ctypes object with this memory is, or contains, a pointer that is not null."""
     numbers = (int.from_bytes(content[at : at + _SIZE], sys.byteorder) for at in _offsets(type(obj)))
     return any(number >= SMALLEST_ADDRESS for number in numbers)
 
 
 @by_type
 def _offsets(kind: Any) -> tuple[int, ...]:
-    """Return at which bytes of an instance there are pointers."""
+    """Return the offsets in bytes of the pointers in an instance."""
     if issubclass(kind, _POINTERS):
         return (0,)
     if issubclass(kind, ctypes.Array):
@@ -45,15 +45,16 @@ def _offsets(kind: Any) -> tuple[int, ...]:
 
 
 def of(obj: Any) -> list[Any]:
-    """Return what an object of ctypes points to, as far as it keeps that alive. Functions of shared libraries point to
-    code."""
+    """Return the objects that a ctypes object points to and keeps alive: none for a function of a shared library, which
+    points to code."""
     return [*_leaves(obj._objects)] if isinstance(obj, DATA) and not isinstance(obj, _FUNCTION) else []
 
 
 def _leaves(kept: Any) -> Iterator[Any]:
-    """Yield what ctypes keeps, in dicts by the index of the field. A ``memoryview`` is of the memory that the object
-    itself is in (``from_buffer``), of which it reaches its own bytes only: all shared numbers of multiprocessing have
-    one in common."""
+    """Yield the objects that a ctypes object keeps alive, which are in nested dicts by the index of the field.
+
+    A ``memoryview`` is omitted: it shows the memory that the object itself lies in (``from_buffer``), of which the
+    object reaches only its own bytes. All shared numbers of multiprocessing have the same one."""
     if type(kept) is dict:
         for part in kept.values():
             yield from _leaves(part)

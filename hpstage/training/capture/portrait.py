@@ -1,4 +1,4 @@
-"""Descriptions of objects' contents by short strings, equal in every process, by which two runs are compared."""
+"""Short strings that describe the contents of objects, equal in every process, by which two runs are compared."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ _LONGEST = 120
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
 _CLASS = ".__class__"
 GENERATOR = "a random generator at "
-"""How the text of a random generator begins."""
+"""Prefix of the string for a random generator."""
 _IDLE = ".defaults['differentiable']"
 """Attributes of a user's optimizer that torch sets when a state is loaded, and that no step reads."""
 
 
 def texts_of(record: Record, survey: Survey) -> Iterator[tuple[str, str]]:
-    """Yield paths and strings for what a record holds: for values their form and a digest; for attributes and dicts
-    with string keys one string per entry, regardless of their order (torch's optimizers change it on loading)."""
+    """Yield paths, and strings that describe what a record holds: for tensors and arrays their form and a digest; for
+    attributes and dicts with string keys one string per entry, in any order (torch's optimizers change it on loading).
+    """
     if record.kind is VALUES:
         yield record.path, values_text(record.obj)
     elif record.kind.name == "storage":
@@ -57,7 +58,7 @@ def texts_of(record: Record, survey: Survey) -> Iterator[tuple[str, str]]:
             yield record.path, _short(_entry(items, survey))
         yield from _named(record.path, own, survey)
     elif record.kind.name == "registrations":
-        return  # those of all modules, of which another process may have others
+        return  # another process may have imported other modules
     elif record.kind is FOREIGN and isinstance(record.content[1], Address):
         yield record.path, "an address"
     elif record.kind is FOREIGN:
@@ -67,9 +68,9 @@ def texts_of(record: Record, survey: Survey) -> Iterator[tuple[str, str]]:
 
 
 def _is_of_a_library(kind: type) -> bool:
-    """Return whether a class belongs to a library whose objects get attributes as they are used.
+    """Return whether a class belongs to a library whose objects get more attributes when they are used.
 
-    Those of torch all exist by then, except that its optimizers note there that they have warned."""
+    Objects of torch have all attributes from the start, except optimizers, which record there that they have warned."""
     if kind is ClassAttributes or is_users_code(kind):
         return False
     library = module_of(kind).partition(".")[0]
@@ -168,7 +169,7 @@ def _entry(value: Any, survey: Survey) -> str:
 
 
 Difference = tuple[str, str, str]
-"""A path, and what the one run and the other have there."""
+"""A path, and the strings for it of the two runs."""
 
 
 _CONSEQUENCES = ("model", "optimizer", "the state")
@@ -204,7 +205,7 @@ def differences(
     would fail in the fork.
 
     Args:
-        suspected: paths that are not ignored.
+        suspected: paths that are not ignored because of ``answered``.
         answered: whether the user defines the state. Then attributes that a library sets on its objects (scikit-learn's
             ``n_features_in_``) are ignored in the same way.
     """
@@ -233,6 +234,6 @@ def rank(path: str) -> int:
 
 
 def follows(difference: Difference) -> bool:
-    """Return whether a difference usually follows from another: weights do, from what they are trained with."""
+    """Return whether a difference usually follows from another one, as differences of weights do."""
     path, here, _ = difference
     return rank(path) == 2 or "requires_grad" in here

@@ -1,6 +1,6 @@
-"""Immutable objects of Python and of libraries that are all that they were made of: a state holds those parts.
+"""Immutable objects of Python and of libraries that can be made again from their parts, which a state holds.
 
-Not among them: ``re.Match``, which only a search gives: a state could name one that never ends.
+``re.Match`` is not among them: only a search makes one, and a state could name a search that never ends.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Parts = tuple[Any, ...]
 
 
 def parts_of(value: object, base: Survey) -> tuple[str, Parts] | None:
-    """Return what kind of such an object this is, and the parts that it was made of; ``None`` for any other object, and
-    for one that would not be the same if it was made again."""
+    """Return the name of an object's kind, and the parts that it was made of; ``None`` for an object of no such kind,
+    and for one that would differ if it were made again."""
     if type(value) is operator.methodcaller:
         name, arguments, keywords = _parts_of_call(value)
         return (_CALLER, (name, arguments, keywords)) if _may_be_called(name, base) else None
@@ -34,7 +34,7 @@ def parts_of(value: object, base: Survey) -> tuple[str, Parts] | None:
 
 
 def made_of(name: str, parts: list[Any], base: Survey) -> Any:
-    """Make an object of its parts again. Raises :class:`StateError` for those of no such object."""
+    """Make an object again from its parts. Raises :class:`StateError` if no such object has these parts."""
     if name == _CALLER:
         method, arguments, keywords = parts
         if not _may_be_called(method, base):
@@ -55,7 +55,7 @@ def _names_of(value: Any) -> Parts | None:
 
 def _attributes(*names: Any) -> Any:
     if not all(map(_is_public, names)):
-        raise StateError(f"the state holds an attrgetter of {names}, which none may hold")
+        raise StateError(f"the state holds an attrgetter of {names}, which no state may hold")
     return operator.attrgetter(*names)
 
 
@@ -63,7 +63,7 @@ _CALLER = "methodcaller"
 
 
 def _parts_of_call(value: Any) -> tuple[str, Parts, Parts]:
-    """Return the name of a method, its arguments, and those by keyword."""
+    """Return the name of a method, its positional arguments, and its keyword arguments."""
     made_by, parts = value.__reduce__()
     if made_by is operator.methodcaller:
         return parts[0], parts[1:], ()
@@ -77,7 +77,7 @@ def _may_be_called(name: str, base: Survey) -> bool:
 
 
 def _is_public(name: str) -> bool:
-    """Return whether no part of a dotted name is one of Python's own, by which any object could be reached."""
+    """Return whether no part of a dotted name begins with ``_``: by Python's own names, any object could be reached."""
     return not any(part.startswith("_") for part in name.split("."))
 
 
@@ -85,7 +85,8 @@ def _is_public(name: str) -> bool:
 
 
 def _parts_of_typing(value: Any) -> Parts | None:
-    """Return the name of the form in ``typing``, and what it has in brackets, if anything."""
+    """Return the name of the form in ``typing`` and its argument in brackets, if any; ``None`` if
+    it cannot be made again."""
     reduced = value.__reduce__()
     if type(reduced) is str:
         return (reduced,)
@@ -120,12 +121,12 @@ def _parts_of_union(value: Any) -> Parts | None:
 
 def _union(*parts: Any) -> Any:
     if not all(map(_may_be_joined, parts)):
-        raise StateError(f"the state holds a union of {parts}, which none may hold")
+        raise StateError(f"the state holds a union of {parts}, which no state may hold")
     return functools.reduce(operator.or_, parts)
 
 
 def _may_be_joined(part: object) -> bool:
-    """Return whether the operator by which types are joined is Python's own."""
+    """Return whether the operator ``|`` on this part of a union is Python's own."""
     return type(part) in (type, types.GenericAlias)
 
 
@@ -133,7 +134,7 @@ def _may_be_joined(part: object) -> bool:
 
 
 def _parts_of_limits(value: Any) -> Parts | None:
-    """Return the dtype of limits of NumPy's, unless they have been given attributes."""
+    """Return the dtype of a ``finfo`` or ``iinfo`` of NumPy; ``None`` if it has been given other attributes."""
     own = own_of(value)
     other = type(value)("f2" if own["dtype"].str[1:] != "f2" else "f4") if isinstance(value, numpy().finfo) else None
     known = {*own_of(numpy().iinfo("i1") if other is None else other), *vars(type(value))}
@@ -175,4 +176,4 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], Parts | None], Ca
         lambda dtype: numpy().iinfo(numpy().dtype(dtype)),
     ),
 }
-"""By name: whether an object is of this kind, what it was made of, and how it is made again."""
+"""By name: a test whether an object is of this kind, and functions that return its parts and make it again."""

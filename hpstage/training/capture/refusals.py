@@ -1,4 +1,4 @@
-"""Error messages about objects that no state can hold: which, why, and the remedy; and about states that no capture has
+"""Errors about objects that no state can hold, with the reason and the remedy, and about states that no capture has
 written, from a damaged or forged checkpoint."""
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Kinds = tuple[type, ...]
 
 def mixed_up(path: str) -> StateError:
     return StateError(
-        f"{unmarked(path)} is one of several in a set, and cannot be identified in another process: keep what training "
-        f"changes in a list or a dict"
+        f"{unmarked(path)} is one of several objects of a class in a set, and cannot be identified in another process: "
+        f"keep objects that training changes in a list or a dict"
     )
 
 
@@ -28,23 +28,23 @@ def unmoving(record: Record) -> StateError:
     if kind == "modules":
         (name, *_) = (module.__name__ for module in record.read() if module not in record.content)
         return StateError(
-            f"{name} was first imported in training, by a name that code makes up, so that nothing knows what of "
-            f"it training has changed: import it where your module begins"
+            f"{name} was first imported in training, by a name that code computes, so it is not known what training "
+            f"has changed in it: import it at the top of your module"
         )
     if kind == "iterator":
         numbered = ".default_factory" in path
         own = ", or number the keys of a defaultdict by its length: `d.default_factory = d.__len__`" if numbered else ""
         return StateError(
-            f"{unmarked(path)} is a {what} that has moved on in training; its position can be in no state, so that "
-            f"forks would continue from another one. Make what it gives a function of the step, or keep a position of "
-            f"your own{own}; {excluding(path)}"
+            f"{unmarked(path)} is a {what} that has moved on in training. No state can hold its position, so forks "
+            f"would continue from another one. Make its items a function of the step, or keep a position of your "
+            f"own{own}; {excluding(path)}"
         )
     if kind == "bulk":
         why = f"holds more than {BULK:,} containers, too many to know what has changed in which: use arrays"
     elif kind == "file":
         why = (
-            "has been read or written in training, and its position can be in no state: open it for reading only, "
-            "or where it is used"
+            "has been read or written in training, and no state can hold its position: open it for reading only, or "
+            "where it is used"
         )
     else:
         why = "has changed in training, and no state can hold what is inside: keep plain values (numbers, tensors)"
@@ -53,13 +53,15 @@ def unmoving(record: Record) -> StateError:
 
 def based(path: str, attribute: str) -> StateError:
     return StateError(
-        f"{unmarked(path)} is a view that training has made, and code reads a `{attribute}`, which no state can give "
-        f"back: keep a copy of it, or what it is a view of, and take views where they are used"
+        f"{unmarked(path)} is a view that training has made, and code reads a `{attribute}`, which no state can "
+        f"restore: keep a copy of the view, or the whole that it is a part of, and take views where they are used"
     )
 
 
 def hooked(path: str) -> StateError:
-    return StateError(f"{unmarked(path)} has been given a hook in training, which no state can hold: do it in model()")
+    return StateError(
+        f"{unmarked(path)} has been given a hook in training, which no state can hold: register hooks in model()"
+    )
 
 
 def unstorable(path: str, value: Any) -> StateError:
@@ -78,16 +80,16 @@ def unstorable(path: str, value: Any) -> StateError:
 def made_in_training(path: str, value: object) -> StateError:
     return StateError(
         f"{unmarked(path)} holds a {_kind(value)} that training has made, and no state can hold one. Make it in "
-        f"model(), in __init__() or before run.attach(), so that it is there when a fork begins, or keep plain values "
+        f"model(), in __init__() or before run.attach(), so that it exists when a fork begins, or keep plain values "
         f"(numbers, tensors, lists); {excluding(path)}"
     )
 
 
 def held_by_nothing(path: str) -> StateError:
     return StateError(
-        f"{unmarked(path)} is referred to weakly, and held by nothing that training reaches, so that no state can hold "
-        "it: it may cease to exist at any time. Keep it by another attribute for as long as training depends on it; "
-        f"if training does not, name what refers to it in `stateless`"
+        f"{unmarked(path)} is referred to weakly, and held by nothing that training reaches. No state can hold it, "
+        "since it may cease to exist at any time. Keep it in another attribute for as long as training depends on it; "
+        "if training does not, name the object that refers to it in `stateless`"
     )
 
 
@@ -98,8 +100,8 @@ def _kind(value: object) -> str:
 
 @contextmanager
 def cannot_be_read(what: str) -> Iterator[None]:
-    """Convert whatever Python and libraries raise for parts of a state that cannot be read to :class:`StateError`, with
-    ``what`` in its message and the error as its cause. No code of the user's runs within, but comparisons of keys.
+    """Convert errors that Python and libraries raise for unreadable parts of a state to :class:`StateError`, with
+    ``what`` in its message and the error as its cause. Of the user's code, only comparisons of keys may run inside.
 
     Raises:
         StateError: a part cannot be read.

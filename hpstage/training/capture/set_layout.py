@@ -14,7 +14,7 @@ from typing import Any
 from hpstage.training.capture.kind import numpy
 
 Layout = tuple[int, bytes]
-"""Where ``pop()`` looks next, and for each place of the table the hash of its member, 0 or -1 without one."""
+"""Where ``pop()`` looks next, and for each slot of the table the hash of its member, or 0 or -1 if it has none."""
 
 
 class _Fields(ctypes.Structure):
@@ -54,7 +54,7 @@ def layout_of(obj: Any) -> Layout | None:
 
 
 def empty(obj: Any, layout: Layout | None = None) -> None:
-    """Remove all members from a set, and make its ``pop()`` start where it does in a layout, by default that of a new
+    """Remove all members from a set, and make its ``pop()`` start where ``layout`` has it start, by default as in a new
     set: ``clear()`` does not change where it starts."""
     set.clear(obj)
     if _READABLE:

@@ -1,6 +1,8 @@
-"""Process-wide settings, mostly of torch, that decide bits: they are restored like any other object. And registrations
-with abstract classes: those that a step makes are refused, since no state can hold them; others that come with modules
-which are imported are none of training's."""
+"""Process-wide settings, and registrations with abstract classes.
+
+Settings, mostly of torch, decide the bits of what training computes. They are restored like any other object. A
+registration that a step makes is refused, since no state can hold it. Those that come with an import are ignored.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ _COMPILED = 32
 """Number of versions of a function that torch may compile in a process, for shapes and modes. More are refused."""
 
 _REFUSE = ("fail_on_recompile_limit_hit", "fail_on_cache_limit_hit")
-"""The setting that refuses them, of torch 2.7 and of 2.6. torch 2.5 cannot refuse them: there is no limit."""
+"""The setting of torch 2.7, and that of 2.6, that refuses more versions. torch 2.5 has none, and gets no limit."""
 
 _NO_LIMIT = 2**31
 
@@ -77,7 +79,7 @@ class OfProcess(Instance):
 
 
 def has_new_handle(records: Iterable[Any], before: Container[object]) -> bool:
-    """Return whether there is a handle of a hook of torch's that was not there before. It has the hook's number."""
+    """Return whether a record is of a torch hook's handle that is not in ``before``. A handle has the hook's number."""
     library = torch()
     kind = None if library is None else library.utils.hooks.RemovableHandle
     return any(record.of is kind and record.obj not in before for record in records)
@@ -104,7 +106,7 @@ class OfClasses(Kind):
         return registered(), frozenset(sys.modules)
 
     def again(self, obj: Any, skip: frozenset[str], old: Content) -> Content:
-        return old if registered() is old[0] else super().again(obj, skip, old)  # at each survey
+        return old if registered() is old[0] else super().again(obj, skip, old)  # fast: every survey does this
 
     def same(self, old: Content, new: Content) -> bool:
         return not _made(old, new)
@@ -114,8 +116,8 @@ class OfClasses(Kind):
 
 
 def _made(before: Content, now: Content) -> list[Pair]:
-    """Return what has been registered, other than by importing a module. Classes made in functions are made again by
-    each training."""
+    """Return the pairs that have been registered since ``before``, except by importing a module. Classes defined in
+    functions do not count: each training makes them again."""
     known = {(id(abstract), id(cls)) for abstract, cls in before[0]}
     new = [pair for pair in now[0] if (id(pair[0]), id(pair[1])) not in known]
     return [pair for pair in new if all(_was_there(cls, before[1]) for cls in pair)]
@@ -129,6 +131,6 @@ def refused_registration(before: Content, now: Content) -> StateError:
     """Return the error for what training has registered."""
     abstract, cls = _made(before, now)[0]
     return StateError(
-        f"{called(cls)} has been registered with {called(abstract)} in training, which no state can hold, though "
-        f"isinstance() goes by it: register it where your module begins"
+        f"{called(cls)} has been registered with {called(abstract)} in training, on which isinstance() depends, and "
+        f"which no state can hold: register it at the top of your module"
     )

@@ -41,8 +41,8 @@ ITERATORS: tuple[Any, ...] = (
 
 
 class RandomSource(Kind):
-    """Random number generators: their state as plain values. That of a generator of the process is none of training's:
-    it is seeded before each step, and before each evaluation."""
+    """Random number generators: their state as plain values. The state of a generator of the process does not count: it
+    is seeded before each step, and before each evaluation."""
 
     name = "random state"
 
@@ -104,7 +104,7 @@ class Moving(Kind):
             frame = obj.gi_frame
             if frame is None:
                 return (-1, {})
-            # What it iterates over is on its stack, which cannot be inspected: it may have moved unnoticed.
+            # Iterators of its loops are on its stack, which cannot be inspected: they may have moved unnoticed.
             begun = inspect.getgeneratorstate(obj) != inspect.GEN_CREATED
             return (object() if begun else 0, dict(frame.f_locals))
         with warnings.catch_warnings():
@@ -130,8 +130,9 @@ _BROKEN = "broken"
 
 
 def _remaining(iterator: Any, parts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what an iterator can be made of, with a tuple for each list that is made on the fly: iterators
-    of sets and dicts list what is left, and have not moved while that is the same items."""
+    """Return the parts that an iterator can be made of, with a tuple for each list that is made on the fly.
+
+    Iterators of sets and dicts list the items that are left. They have not moved as long as these are the same."""
     if not parts or type(parts[0]) is not tuple:
         return parts
     held = set(map(id, gc.get_referents(iterator)))
@@ -164,7 +165,7 @@ class File(Kind):
 
 
 def stands_only(file: Any, old: Any, new: Any) -> bool:
-    """Return whether two contents of a file differ only in position, which alone decides what is read next."""
+    """Return whether two contents of a file differ only in position, and position alone decides what is read next."""
     known = type(old[0]) is int and type(new[0]) is int and -1 not in (old[0], new[0])
     return known and old[1] == new[1] and (type(file) in _IN_MEMORY or is_for_reading(file))
 
@@ -222,8 +223,8 @@ class Context(Cell):
 
 
 class Cache(Kept):
-    """A function under ``functools.lru_cache``, whose results are taken to depend on arguments alone. So its cache is
-    not part of the state; but the cached objects may change."""
+    """A function under ``functools.lru_cache``, whose results are assumed to depend on its arguments alone. So its
+    cache is not part of the state. But cached objects may change, which is detected."""
 
     name = "cache"
 
@@ -252,8 +253,8 @@ CACHE_TYPE: Any = type(_EMPTY)
 
 
 def _kept(obj: Any) -> list[Any]:
-    """Return the wrapped function, then what a cached function keeps. In a bounded cache, these are key, value and type
-    of link by turns, then the dict of links."""
+    """Return the wrapped function, then the results that its cache keeps. A bounded cache refers to key, value and type
+    of each link in turn, then to the dict of links."""
     found = [obj.__wrapped__]
     held = gc.get_referents(obj)
     for index, part in enumerate(held):

@@ -14,11 +14,11 @@ LOCAL = "local variable "
 
 
 MOST = 20
-"""Changes that a message names."""
+"""Limit on the number of changes that a message names."""
 
 
 def to_exclude(*paths: str) -> str:
-    """Return the line of code that excludes the first of these paths, or the smallest parts around that have a name."""
+    """Return the line of code that excludes the first of these paths, or the smallest named objects around them."""
     names = dict.fromkeys(_name(path) for path in paths[:MOST])
     return _line(names)
 
@@ -28,7 +28,7 @@ _UNLESS = "if training does not depend on it, name it in `stateless`: "
 
 @contextmanager
 def stated_on(subject: object) -> Iterator[None]:
-    """Make the lines in messages about a subject work where they are pasted: in its class, or below a function."""
+    """Make code in messages about ``subject`` valid where users paste it: in its class, or below its function."""
     name = subject.__qualname__.rpartition("<locals>.")[2] if isinstance(subject, FunctionType | MethodType) else ""
     token = _owner.set(f"{name}." if name and "<" not in name else "")
     try:
@@ -50,7 +50,7 @@ def excluding(*paths: str) -> str:
 
 
 def joined(texts: Sequence[str]) -> str:
-    """Return messages about changes that no state can hold as one, which excludes all of them at once."""
+    """Return one message for several about changes that no state can hold, with one line that excludes all of them."""
     if len(texts) == 1:
         return texts[0]
     parts = [text.partition(f"; {_UNLESS}") for text in texts[:MOST]]
@@ -81,5 +81,5 @@ def _bare(path: str) -> str:
 
 
 def unmarked(path: str) -> str:
-    """Return a path without the marks by which objects of the same path differ."""
+    """Return a path without the quotes at its end that distinguish objects met on the same path."""
     return re.sub(r"'+(?=\.|\[|$)", "", path) if "'" in path else path

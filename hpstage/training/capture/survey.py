@@ -20,7 +20,7 @@ UNKNOWN = "?}"
 
 
 class Record:
-    """An object as it was met. The record keeps it alive, so that its id stays unique."""
+    """An object as a survey met it. The record keeps it alive, so that its id stays unique."""
 
     __slots__ = ("attached", "content", "inner", "kind", "obj", "of", "path", "skip")
 
@@ -37,7 +37,7 @@ class Record:
             return self.read() is not self.content or self.has_other_dict()
 
     def has_other_dict(self) -> bool:
-        """Return whether another ``__dict__`` has been attached to the object, whatever is in it."""
+        """Return whether another ``__dict__`` has been attached to the object, even one with the same entries."""
         return self.attached is not None and attached_dict(self.obj) is not self.attached
 
     def attach(self) -> None:
@@ -45,7 +45,7 @@ class Record:
         attach_dict(self.obj, self.attached)
 
     def read(self) -> Any:
-        """Return the present content in the same detail as the recorded one, or that itself if nothing changed."""
+        """Return the recorded content itself if nothing changed, else the present content in the same detail."""
         return self.kind.again(self.obj, self.skip, self.content)
 
     def restore(self) -> None:
@@ -73,9 +73,9 @@ class Survey:
         self.named: dict[tuple[str | None, str], object] = {}
         """Functions and classes that were met as values, by module and name."""
         self.within_libraries: set[int] = set()
-        """Ids of what objects of libraries hold that modules keep, such as the handles of a session."""
+        """Ids of objects that library objects in modules hold, such as the handles of a session."""
         self.cached: dict[int, Record] = {}
-        """By id, objects reachable only through what functions keep by ``functools.lru_cache``."""
+        """By id, objects reachable only through the caches of ``functools.lru_cache``."""
         self.weak: set[int] = set()
         """Ids of objects that were met by weak references alone: what keeps them alive is not known."""
         self.beyond: Collection[str] = ()
@@ -84,7 +84,7 @@ class Survey:
         """Names and texts in the user's code."""
 
     def joined(self, more: Survey) -> Survey:
-        """Return a survey of everything in either survey; of what is in both, this one's records."""
+        """Return a survey of everything in either survey. Objects in both have this survey's records."""
         if not more.records:
             return self
         found = Survey()
@@ -113,7 +113,7 @@ class Survey:
 
     @functools.cached_property
     def packages(self) -> frozenset[str]:
-        """The packages whose objects were met, by their attributes."""
+        """The packages whose classes have instances here that a state holds by their attributes."""
         return frozenset(package_of(kind) for kind in {it.of for it in self if it.kind is INSTANCE})
 
     def __iter__(self) -> Iterator[Record]:

@@ -23,7 +23,7 @@ from hpstage.training.code.names import names_in, texts_in
 from hpstage.training.code.namespaces import ClassAttributes, Slot
 from hpstage.training.code.owner import is_users_code, name_of, of_user
 
-# Modules keep their members in dicts under these names; paths read better without.
+# torch's modules keep their members in dicts under these names. Paths read better without them.
 _UNNAMED = ("._parameters", "._buffers", "._modules")
 _BEYOND = frozenset(
     (
@@ -68,18 +68,19 @@ class Surveyor:
             roots: paths and objects.
             known: an earlier survey. Its objects keep their paths, and their records if nothing has changed.
             beyond: a survey whose objects, and what they lead to, are ignored.
-            sampled: whether to keep of values what shows whether they have changed (:class:`Marked`).
-            copied: whether to keep what is needed to restore them, too.
+            sampled: whether to record a sample of tensors and arrays, which shows whether values have changed
+                (:class:`Marked`).
+            copied: whether to record copies, too, from which values can be restored.
         """
         marked = partial(Marked, sampled=sampled or copied, copied=copied)
         with plainly():
             return _Walk(self, roots, known or Survey(), beyond or Survey(), marked).survey()
 
     def met(self, found: Survey, path: str, obj: Any, marked: Mark) -> Record:
-        """Return the record of an object that was not known.
+        """Return a record of an object that no earlier survey has met.
 
         Raises:
-            StateError: nothing can look into it.
+            StateError: the object cannot be inspected.
         """
         kind = kinds.kind_of(obj)
         assert kind is not None, f"{path} is a {type(obj).__qualname__}, which leads nowhere"
@@ -98,9 +99,9 @@ class Surveyor:
         passed_by = CACHED in path or id(obj) in found.within_libraries or has_no_state(type(obj))
         if kind is kinds.FOREIGN and content[1] is None and not passed_by:
             raise StateError(
-                f"{path} is a {type(obj).__module__}.{type(obj).__qualname__}, which nothing can look into: whether "
-                f"training changes it is not known. Make it where it is used, or keep plain values (numbers, tensors); "
-                f"{excluding(path)}"
+                f"{path} is a {type(obj).__module__}.{type(obj).__qualname__}, which nothing can look into, so it is "
+                f"not known whether training changes it. Make it where it is used, or keep plain values (numbers, "
+                f"tensors); {excluding(path)}"
             )
         return Record(path, obj, kind, content, skip)
 
@@ -113,7 +114,7 @@ class Surveyor:
             pairs = [(f".{label[2:-2]}" if label.startswith("['") else label, child) for label, child in pairs]
         if record.kind in kinds.WITHOUT_ATTRIBUTES:
             own = dict_of(record.obj)
-            # Of the streams of the process, `write` is another one while what is printed is recorded.
+            # Not for streams of the process: they get another `write` while their output is recorded.
             if own is not None and record.obj is not sys.stdout and record.obj is not sys.stderr:
                 pairs.append((".__dict__", own))
         if record.kind is kinds.TUPLE:
@@ -124,7 +125,7 @@ class Surveyor:
         record.inner.reverse()
 
     def led(self, found: Survey, path: str, pairs: Iterable[tuple[str, object]]) -> list[Step]:
-        """Return the mutable objects these lead to. Tuples and methods never change, but what they hold may."""
+        """Return the mutable objects that ``pairs`` lead to, also within tuples and methods, which never change."""
         led: list[Step] = []
         todo: list[tuple[str, Any]] = [(path + label, obj) for label, obj in pairs]
         todo.reverse()
@@ -215,7 +216,7 @@ class _Walk:
         return self._found
 
     def _wait_no_longer(self) -> bool:
-        """Continue with some of what has waited. Return whether there was any."""
+        """Continue with some of the objects that have waited. Return whether there were any."""
         found, surveyor = self._found, self._surveyor
         if self._skipped:
             self._stack, self._skipped, self._late = self._skipped, [], True  # now it is known what code reads
@@ -223,7 +224,7 @@ class _Walk:
             found.beyond = read
             self._stack = _owners(found)
         elif self._sets:
-            # Members may be met elsewhere, in an order that is the same everywhere.
+            # Only now: members may be met elsewhere first, in an order that is the same in every process.
             self._stack = [step for record in self._sets for step in _members(found.records, record)]
             self._stack.reverse()
             self._sets = []
@@ -287,7 +288,7 @@ class _Walk:
         return record
 
     def _again(self, known: Record, obj: object) -> Record:
-        """Return the record of what an earlier survey has met: that one, if nothing changed."""
+        """Return the record of an object that an earlier survey has met: the earlier record if nothing changed."""
         if type(obj) is not known.of:
             raise StateError(
                 f"{known.path} was a {known.of.__qualname__} and has become a {type(obj).__qualname__} in "
@@ -314,7 +315,7 @@ class _Walk:
 
 
 def _owners(found: Survey) -> list[Step]:
-    """Return what holds memory that no tensor or array shows as a whole."""
+    """Return the owners of memory that tensors and arrays use, but that none of them shows as a whole."""
     values = [record for record in found if record.kind is kinds.VALUES]
     shown = {id(record.content.storage) for record in values if owner_of(record.obj, record.content) is None}
     pairs = ((record.path, owner_of(record.obj, record.content)) for record in values)
@@ -329,7 +330,7 @@ def _is_of_a_library(record: Record) -> bool:
 
 
 def _members(records: dict[int, Record], record: Record) -> list[Step]:
-    """List the objects found only in a set, under paths that are equal in every process where such objects exist."""
+    """Return the objects found only in a set, with paths that are equal in every process where such objects exist."""
     met = [item for item in _parts(record.content.order) if id(item) not in records]
     names = [type(item).__qualname__ for item in met]
     return [

@@ -1,7 +1,7 @@
 """Training without capture: nothing is surveyed, and a state is what the ``state_dict()`` of model and optimizer give.
 
-An audit trains a whole trial in this way, alone, to compare it with what capture has made of it in a search. The tests
-of audits train whole searches in this way, by setting ``HPSTAGE_UNWATCHED``.
+An audit trains a whole trial alone in this way, to compare it with the same trial in a search, which used capture. The
+tests of audits train whole searches in this way, by setting ``HPSTAGE_UNWATCHED``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _off = False
 
 @contextmanager
 def unwatched() -> Iterator[None]:
-    """Switch capture off for the trainables that are adapted within."""
+    """Switch capture off for trainables that are adapted inside the block."""
     global _off
     before, _off = _off, True
     try:

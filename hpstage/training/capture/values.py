@@ -26,9 +26,9 @@ class Marked:
     """Marks by which a changed tensor or array is recognized.
 
     Args:
-        sampled: also keep a checksum of its bytes; for a large one, of some of them, plus its version counter. Writing
-            to a part of it through another tensor on the same memory (``.data``, ``numpy()``) may then stay undetected
-            until forks are verified.
+        sampled: also keep a checksum of its bytes. If it is large, only some of them are covered, and its version
+            counter is kept, too: writing to it through another tensor on the same memory (``.data``, ``numpy()``) may
+            stay undetected until forks are verified.
         copied: also keep a copy, unless it is large, from which it can be restored.
     """
 
@@ -50,10 +50,10 @@ class Marked:
     def __init__(self, obj: Any, *, sampled: bool = False, copied: bool = False) -> None:
         self.gradient: object | None = None
         self.hooks: Hooks = NO_HOOKS
-        self.registered = 0  # hooks in this process until then
+        self.registered = 0  # number of hooks registered in this process until then
         self.trained = False
         self.version = 0
-        self.storage: Any = None  # kept alive, so that no other has its address
+        self.storage: Any = None  # kept alive, so that no other storage gets its address
         self.start = 0  # in bytes
         self.sample: str | None = None
         self.copy: Any = None
@@ -128,7 +128,7 @@ class Marked:
         )
 
     def _has_its_hooks(self, obj: Any) -> bool:
-        """Return whether a tensor has its hooks in the same dicts. It has, if no hook was registered anywhere."""
+        """Return whether a tensor has its hooks in the same dicts as then. It has if no hook was registered since."""
         registered = torch().utils.hooks.RemovableHandle.next_id
         return registered == self.registered or same_hooks(hooks_of(obj), self.hooks)
 
@@ -174,7 +174,7 @@ class Values(Kind):
         return Marked(obj)
 
     def again(self, obj: Any, skip: frozenset[str], old: Marked) -> Marked:
-        """Read in as much detail as before."""
+        """Return ``old`` itself if nothing changed, else present marks in as much detail."""
         if old.sample is None and is_ordinary(obj) and old.at_place(obj):
             return old
         new = Marked(obj, sampled=old.sample is not None)
@@ -199,7 +199,7 @@ class Values(Kind):
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 Hooks = tuple[object, ...]
-"""The dicts in which a tensor has its hooks, and those of the node that adds to its gradient."""
+"""The dicts of a tensor's hooks, then those of the hooks of the node that accumulates its gradient."""
 NO_HOOKS = (None, None)
 
 
@@ -218,7 +218,7 @@ def _hooks_in(node: Any) -> list[object]:
 
 
 class Storage(Kind):
-    """The memory of tensors: all its bytes, also those that none of them shows."""
+    """The memory of tensors: all its bytes, including those that no tensor shows."""
 
     name = "storage"
 
@@ -239,7 +239,7 @@ class Storage(Kind):
 
 
 def owner_of(obj: Any, content: Marked) -> Child | None:
-    """Return what holds memory that a tensor or array shares but does not show, or may not show."""
+    """Return the owner of the memory of a tensor or array, if that does not show all of it, or may not."""
     if content.storage is not None:
         shown = content.storage.nbytes() == nbytes(obj)
         return None if shown else (".untyped_storage()", content.storage)
@@ -248,7 +248,7 @@ def owner_of(obj: Any, content: Marked) -> Child | None:
 
 
 class Accumulator(Kind):
-    """The node of a graph that adds to the gradient of a tensor. Its hooks live as long as somebody holds it."""
+    """The graph node that accumulates the gradient of a tensor. Its hooks live as long as some object holds it."""
 
     name = "node"
 
@@ -276,7 +276,7 @@ def _own(tensor: Any) -> dict[str, Any]:
 
 _NOTHING: dict[str, Any] = {}
 _OF_MEMMAPS = ("_mmap", "filename", "offset", "mode")
-"""Attributes in which a memmap keeps the origin of its memory; it counts by its values, whatever they are."""
+"""Attributes in which a memmap keeps the origin of its memory. They do not count: its values do."""
 
 
 def _own_of_array(array: Any) -> dict[str, Any]:
@@ -351,7 +351,7 @@ def plain_tensor(tensor: Any) -> Any:
 
 
 def plain_array(array: Any) -> Any:
-    """Return a plain view of an array; ``None`` if it can never be written to or is in a file (no trial's own)."""
+    """Return a plain view of an array; ``None`` if it holds objects, can never be written to, or is in a file."""
     library = numpy()
     if isinstance(array, library.memmap) or array.dtype.hasobject or not _may_be_written(array):
         return None
@@ -359,7 +359,7 @@ def plain_array(array: Any) -> Any:
 
 
 def _may_be_written(array: Any) -> bool:
-    """Return whether an array can be written to, or be made so: all but those of memory that never changes."""
+    """Return whether an array is writeable or can be made so. Only an array in read-only memory cannot."""
     try:
         with opened(array):
             return True
@@ -383,7 +383,7 @@ def opened(array: Any) -> Iterator[None]:
 
 
 def storable(obj: Any) -> Any:
-    """Return a tensor or array as a leaf of a state, or ``None`` if none can hold it."""
+    """Return a tensor or array as a leaf of a state, or ``None`` if no state can hold it."""
     if is_tensor(obj):
         return plain_tensor(obj)
     plain = plain_array(obj)
@@ -393,8 +393,8 @@ def storable(obj: Any) -> Any:
 
 
 def device_of(obj: Any) -> str:
-    """Return the name of a tensor's or generator's device. The current one has no index: it may be another one in the
-    process that continues."""
+    """Return the name of a tensor's or generator's device. The current device has no index in it, since the process
+    that continues may have another current device."""
     device = obj.device
     if device.index is None:
         return str(device.type)
@@ -442,7 +442,7 @@ def fill(obj: Any, values: Any) -> None:
         # Through .data: leaves that require gradients cannot be written to directly, and views remain views.
         target, values = obj.data.as_subclass(library.Tensor), values.detach().as_subclass(library.Tensor)
         if lazy_copies.is_lazy(target) and leaves.same_bytes(target, values):
-            return  # so that its memory remains that of its copies
+            return  # so that it keeps sharing memory with its copies
         for dimension, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
             if stride == 0 and size > 1:  # one value at many indices
                 target, values = target.narrow(dimension, 0, 1), values.narrow(dimension, 0, 1)
@@ -450,7 +450,7 @@ def fill(obj: Any, values: Any) -> None:
 
 
 def sample(plain: Any, on_cpu: bool) -> tuple[str, bool]:
-    """Return a checksum of the bytes, and whether it covers all of them rather than blocks."""
+    """Return a checksum of the bytes, and whether it covers all of them, not only some."""
     whole = nbytes(plain) <= (_WHOLE if on_cpu else _WHOLE_ELSEWHERE)
     if not whole:
         if not on_cpu:

@@ -28,10 +28,13 @@ from hpstage.training.code.namespaces import MISSING, ClassAttributes, Globals
 class Variable:
     """A local variable of a paused frame that runs ``code``, with its value if it has one.
 
-    ``needed``: ``code`` may read it later without a ``with`` block having swallowed an exception. One that is not
-    needed may have no value in a fork: reading it there is an error, and never gives a wrong value. ``fresh``: names of
-    variables of the frame that functions nested in ``code`` read only after ``code`` has assigned them again.
-    ``settable``: a fork can set it, since the frame keeps nothing else: no iterator of a loop around, no operand.
+    Attributes:
+        needed: whether ``code`` may read it later without a ``with`` block having swallowed an exception. A variable
+            that is not needed may have no value in a fork: reading it there is an error, and never gives a wrong value.
+        fresh: names of variables of the frame that functions nested in ``code`` read only after ``code`` has assigned
+            them again.
+        settable: whether a fork can set it, since the frame keeps nothing but variables: no operand of an expression,
+            and no iterator of an enclosing loop.
     """
 
     name: str
@@ -43,12 +46,12 @@ class Variable:
 
 
 class Variables:
-    """The values of local variables, and of all that is reachable only through them, at one time.
+    """The values of local variables, and of all objects reachable only through them, at one time.
 
     Args:
         variables: variables that may matter.
         surveyor: the surveyor of the world.
-        world: the world that forks begin with. What it contains is in every state.
+        world: the survey of the world that forks begin with. Its objects are in every state.
     """
 
     def __init__(self, variables: Iterable[Variable], surveyor: Surveyor, world: Survey) -> None:
@@ -61,7 +64,7 @@ class Variables:
         """Survey the objects that are now reachable only through the same variables, in the given world.
 
         Raises:
-            StateError: something has come to be referred to weakly alone.
+            StateError: an object is now referred to by weak references alone.
         """
         now = self._surveyor.survey(_roots(variables), known=self._only_here, beyond=world)
         for key in now.weak - self._only_here.weak:
@@ -69,16 +72,16 @@ class Variables:
         return now
 
     def capture(self, variables: Sequence[Variable], world: Survey, now: Survey, encoder: Encoder) -> dict[str, Plain]:
-        """Return what has changed as a plain state.
+        """Return the changes as a plain state.
 
         Args:
             variables: the same variables as they are now.
-            world: the present world.
-            now: what :meth:`survey` returned.
-            encoder: has written out what has changed in the world.
+            world: the survey of the present world.
+            now: the result of :meth:`survey`.
+            encoder: the encoder that has encoded the changes in the world.
 
         Raises:
-            StateError: no state can hold it. The message names all that has changed so.
+            StateError: no state can hold some changes. The message names all of these.
         """
         found: list[Difference] = []
         refused: list[str] = []
@@ -118,7 +121,7 @@ class Variables:
                 except StateError as error:
                     if before.value is not MISSING:
                         refused.append(str(error))
-                    unset[name] = str(error)  # reading it in a fork is an error, which says why
+                    unset[name] = str(error)  # reading it in a fork raises an error with this reason
                     continue
             if not same and not _in_a_known_cell(after, world):
                 found.append((LOCAL + name, text_of(before.value, world), text_of(value, world)))
@@ -147,8 +150,7 @@ class Variables:
             write(values, self._unset)
 
     def _changed_contents(self, world: Survey, now: Survey, encoder: Encoder) -> Iterator[tuple[Record, Any]]:
-        """Yield the changed objects with their present content, and the ones through which a fork reaches new
-        objects."""
+        """Yield the records of objects that have changed, or lead to new objects, each with the present content."""
         fresh = self._fresh_cells()
         changed = [
             record
@@ -212,7 +214,7 @@ _NOTHING = "nothing"
 
 
 def _changed(found: list[Difference], functions: Collection[str]) -> str:
-    """Return the message. ``functions`` are variables that hold functions: they close over what has changed there."""
+    """Return the message. ``functions`` are variables that hold functions, which close over changed variables."""
     roots = {path: root_of(path) for path, _, _ in found}
     closed = {path.rpartition(".")[2]: root for path, root in roots.items() if root in functions}
     names = list(dict.fromkeys(root for root in roots.values() if root not in functions)) or list(closed)
@@ -221,7 +223,7 @@ def _changed(found: list[Difference], functions: Collection[str]) -> str:
     more = ""
     if local and closed:
         takers = ", ".join(dict.fromkeys(closed.values()))
-        more = f"; what each step sets for {takers} ({', '.join(closed)}) it sets first of all, or passes as arguments"
+        more = f"; set what {takers} closes over ({', '.join(closed)}) first in each step, or pass it as arguments"
     if len(found) == 1:
         path, was, now = found[0]
         what = (
@@ -240,8 +242,8 @@ def _changed(found: list[Difference], functions: Collection[str]) -> str:
     if names == ["enumerate"]:
         return f"{what}run.step is the number of the step, in a fork as well: use it, and loop without enumerate()"
     return (
-        f"{what}A fork sets variables only of the function that has the loop `for step in run.steps():`, and only if "
-        f"no other loop is around that: write it so. Or attach {attach} (anything with state_dict and load_state_dict "
+        f"{what}A fork can set only variables of the function that has the loop `for step in run.steps():`, and only "
+        f"if that is in no other loop: write it so. Or attach {attach} (anything with state_dict and load_state_dict "
         f"can be), keep it as an attribute of something that is attached, or make it a function of the step; if "
         f"training does not depend on it, name it in `stateless` of the function: "
         f"{to_exclude(*(path for path, _, _ in found))}{more}"

@@ -1,6 +1,6 @@
 """Views that training makes of objects: parts of arrays of objects, and the dicts in which objects keep attributes.
 
-In a state, a view would be a copy of its own: what is written through it would no longer be seen in the other.
+In a state, a view would become a separate copy: what is written through it would no longer be seen in the original.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpstage.training.code.attributes import attached_dict, dict_of
 
 
 class Views:
-    """Refuses views of what a survey has met."""
+    """Refuses views of objects that a survey has met."""
 
     def __init__(self, now: Survey) -> None:
         self._now = now
@@ -53,8 +53,8 @@ class Views:
                     )
 
     def other_dict(self, record: Record) -> str | None:
-        """Return why no state can hold that another ``__dict__`` was attached to an object; ``None`` if it was not, or
-        if nothing else knows the two dicts: then their entries are all that counts.
+        """Return why no state can hold that another ``__dict__`` was attached to an object; ``None`` if none was, or if
+        nothing else refers to either dict, so that only their entries count.
         """
         present = attached_dict(record.obj) if record.has_other_dict() else None
         if present is None or record.attached is None:
@@ -79,7 +79,7 @@ class Views:
         return [record for record in self._now if record.kind.name == "objects"]
 
     def _shared(self, value: object, own: dict[str, Any]) -> str | None:
-        """Return what else this ``__dict__`` of an object is: that of another one, or a dict that is met by itself."""
+        """Return what else has the ``__dict__`` of an object: another object, or a path where it was met by itself."""
         _, owners = self._owners.get(id(own), (None, []))
         for owner in owners:
             if owner.obj is not value:
@@ -89,8 +89,8 @@ class Views:
 
     @functools.cached_property
     def _owners(self) -> dict[int, tuple[Any, list[Record]]]:
-        """Return the dicts in which objects keep their attributes, each with those objects, by its id. They are kept:
-        a class may make another one whenever it is read, and a dict of training's could then get its id."""
+        """Return the dicts in which objects keep their attributes, by id, each with its objects. The result keeps them
+        alive: a class may make another dict whenever it is read, and a dict of training's could then get its id."""
         found: dict[int, tuple[Any, list[Record]]] = {}
         for record in self._now:
             own = _attributes_of(record.obj)

@@ -1,9 +1,12 @@
 """A trainable's world: all mutable objects that training can reach, so that any change is captured or refused.
 
-A world is surveyed at three times. Before anything is set up (*pristine*): every fresh setup restores that, so that no
-trial sees what another left behind. After setup under the values at step 0 (*base*), which the same code makes equal
-in every process: objects are identified by their paths in it. And whenever a state is captured: the state consists of
-the differences from the base, and of all tensors and arrays created by setup.
+A world is surveyed at three times:
+
+- before anything is set up (*pristine*). Every fresh setup restores that, so that no trial sees what another left;
+- after setup with the hyperparameters of step 0 (*base*). The same code makes this equal in every process, so that
+  objects are identified by their paths in it;
+- whenever a state is captured. It consists of the differences from the base, and of all tensors and arrays that setup
+  created.
 """
 
 from __future__ import annotations
@@ -79,11 +82,11 @@ class World:
         yield from ((settings.PATH, settings.SETTINGS), (settings.REGISTERED, settings.REGISTRATIONS))
 
     def take_patches(self, patched: Iterable[tuple[str, object]]) -> None:
-        """Set the user's functions and classes in libraries, by place, as they were before the first setup."""
+        """Set the user's functions and classes in libraries as of before the first setup, each with its place there."""
         self._patched = [*code_in_libraries(patched)]
 
     def patches(self) -> Sequence[tuple[str, object]]:
-        """Return the user's functions in libraries, as they were when they were looked for: before the first setup."""
+        """Return the user's functions in libraries as of the first search for them, which precedes the first setup."""
         if self._patched is None:
             self.take_patches(standing())
         assert self._patched is not None
@@ -93,7 +96,7 @@ class World:
         """Restore everything as far as possible to how it was before the first setup, and forget it.
 
         Args:
-            but: returns whether what is at a path is left as it is.
+            but: returns whether the object at a path is left as it is.
         """
         self._note_filled()
         for cache in self._filled.values():
@@ -105,7 +108,7 @@ class World:
         if self.pristine is not None:
             for record in (*self.pristine, *late):
                 if not but(record.path) and record.changed():
-                    with suppress(*_CANNOT):  # there is no more training here
+                    with suppress(*_CANNOT):  # no training follows
                         record.restore()
             self.pristine = None
         if self._shared is not None:
@@ -149,7 +152,7 @@ class World:
                 self._filled[id(record.obj)] = record.obj
 
     def _met_late(self) -> list[Record]:
-        """Return records of objects reached by code that only setup has loaded: their earlier content is unknown."""
+        """Return records of objects of modules that setup was the first to load: their earlier content is unknown."""
         return [] if self.base is None or self.pristine is None else [*met_late(self.base, self.pristine)]
 
     def begin(self) -> None:
@@ -197,7 +200,7 @@ class World:
 
         Args:
             variables: the variables that were given to :meth:`enter`, as they are now.
-            but: returns whether the object at a path may be impossible to capture, since its owner accounts for it.
+            but: returns whether the object at a path may be left out if no state can hold it: its owner restores it.
 
         Raises:
             StateError: something has changed that no state can hold. The message names it.
@@ -225,7 +228,7 @@ class World:
                         f"was made, and show parts of it by views; {excluding(path)}"
                     )
             for record in base:
-                present = reached.records.get(id(record.obj))  # now perhaps by a local variable alone
+                present = reached.records.get(id(record.obj))  # perhaps through a local variable alone, by now
                 if present is None:
                     continue
                 if (why := encoder.other_dict(record)) is not None and not but(record.path):
@@ -237,8 +240,8 @@ class World:
                     if content is before or content.same_place(before):
                         continue
                 if record.obj is settings.SETTINGS:
-                    # Only settings that training has changed: the others belong to the process. torch also counts its
-                    # own hooks, those of what it compiles, whose number is arbitrary.
+                    # Only settings that training has changed: the others belong to the process. The number of the next
+                    # hook counts only if hooks changed: torch's compiler also registers hooks, an arbitrary number.
                     hooked = any(path.endswith("_hooks") for path in changed) or settings.has_new_handle(reached, base)
                     content = {
                         name: value
@@ -269,7 +272,7 @@ class World:
     ) -> None:
         """Restore a captured state, starting from :meth:`begin` or from any training since.
 
-        Objects that their owners account for stay as the owners left them.
+        Objects that a state leaves out stay as their owners left them.
 
         Args:
             state: what :meth:`capture` returned.
@@ -283,7 +286,7 @@ class World:
         assert base is not None, "begin() comes first"
         entered = None if local is None or write is None else self._entered
         assert entered is not None or local is None or write is None, "enter() comes first"
-        with cannot_be_read("the state is none of this trainable's"):
+        with cannot_be_read("the state does not belong to this trainable"):
             changed = state["changed"]
             decoder = Decoder(base, state["memory"])
             decoder.keep(changed)
@@ -305,7 +308,7 @@ class World:
             _put_back(record, "a fork would begin with what other training has left", values=values)
 
     def _refuse_caches_of_state(self, base: Survey, now: Survey) -> None:
-        """Refuse that arguments which cached functions have kept since setup change: their results are no state."""
+        """Refuse results that were cached since setup for arguments that have changed: no state holds such results."""
         for record in now:
             if record.kind is not CACHE or record is base.records.get(id(record.obj)):
                 continue
@@ -319,8 +322,8 @@ class World:
                     )
 
     def _watch(self, cached: Iterable[Record]) -> None:
-        """Refuse a change of an object in the cache of a function: it is not part of the state, since it must depend on
-        the arguments alone."""
+        """Refuse changes of objects in the caches of functions. They are not part of the state, since results must
+        depend on arguments alone."""
         for record in cached:
             known = self._cached.get(id(record.obj))
             if known is None:
@@ -329,14 +332,17 @@ class World:
             elif known.changed():
                 raise StateError(
                     f"{unmarked(record.path)}, which functools.lru_cache keeps, has changed in training, and is in no "
-                    f"state: a cached function must depend on its arguments alone; keep what changes on the trainable"
+                    f"state: a cached function must depend on its arguments alone. Keep objects that change as "
+                    f"attributes of the trainable"
                 )
 
     @contextmanager
     def kept(self, what: str, *, warn: bool = True) -> Iterator[None]:
-        """Restore on exit what the code described by ``what`` has changed, so that training does not depend on it.
+        """Restore on exit what the code inside the block has changed, so that training does not depend on it.
 
-        ``warn`` logs what is restored, once.
+        Args:
+            what: the name of that code in messages.
+            warn: whether to log what is restored, once.
 
         Raises:
             StateError: something cannot be restored. The message names it.
@@ -359,19 +365,19 @@ class World:
 
     @contextmanager
     def undone(self, what: str, remedy: str, more: Roots = ()) -> Iterator[None]:
-        """Restore on exit what the code described by ``what`` has changed, so that training begins as if it had not
-        run. Unlike in :meth:`kept`, that includes what cached functions keep: training would get results from there
-        that it computes otherwise.
+        """Restore on exit what the code inside the block has changed, so that training begins as if it had not run.
+        Unlike in :meth:`kept`, that includes the caches of functions, from which training would else get results
+        instead of computing them.
 
         Args:
-            what: is part of the message.
-            remedy: what to do where something cannot be restored.
+            what: the name of that code in messages.
+            remedy: the end of the message if something cannot be restored: what to do then.
             more: further roots.
 
         Raises:
             StateError: something cannot be restored. The message names it.
         """
-        # A surveyor looks into code once: what this code imports, the one of training has yet to meet.
+        # With a surveyor of its own: each looks into code once, and training's has yet to meet what this code imports.
         before = self.surveyor(self._stateless).survey(chain(self._all_roots(), more), known=self.base)
         records = [*before, *before.cached.values()]
         guard = Guard([record for record in records if record.kind is VALUES], self.pristine or Survey())
@@ -397,7 +403,7 @@ class World:
                     raise StateError(f"{unmarked(record.path)} {why} ({reason}): {remedy}")
 
     def _warn_once(self, record: Record, what: str) -> None:
-        """Warn once that a change is not kept: it may be a cache, recreated each time, or something training needs."""
+        """Warn once that a change is undone: it may be a cache that is made again, or something that training needs."""
         if record.path in self._warned:
             return
         present = record.read()
@@ -422,8 +428,8 @@ class World:
         logger.warning("%s", message)
 
     def sampled(self, known: Survey | None = None) -> Survey:
-        """Survey everything as of now, with what shows whether values change. Records of unchanged objects are taken
-        over from ``known``."""
+        """Survey everything as of now, with samples that show whether values change. Unchanged objects have their
+        records in ``known``."""
         return self._surveyor.survey(self._all_roots(), known=known, sampled=True)
 
     def portrait(self, more: Roots = ()) -> dict[str, str]:
@@ -442,7 +448,7 @@ class World:
         """Return the present content of everything, by path: tensors and arrays themselves, all else as strings.
 
         Args:
-            but: roots of what is left out.
+            but: names of roots. Objects whose paths begin with these are left out.
         """
         survey = self._surveyor.survey(self._all_roots(), known=self.base)
         found: dict[str, Any] = {}
@@ -468,7 +474,7 @@ def _restore(record: Record, *, values: bool = True) -> None:
 
 
 def _put_back(record: Record, why: str, *, values: bool = True) -> None:
-    """Restore as :func:`_restore` does, or raise :class:`StateError`, which says ``why`` that is necessary."""
+    """Restore as :func:`_restore` does, or raise :class:`StateError` with the reason ``why`` it must be restored."""
     try:
         _restore(record, values=values)
     except _CANNOT as error:
