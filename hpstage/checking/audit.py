@@ -20,7 +20,7 @@ from hpstage.training.identity.code_identity import by_name, code_identity, pack
 from hpstage.training.identity.environment import candidates, described_by, is_open
 
 _LOOK = 0.2
-"""Seconds between two looks whether anybody still waits."""
+"""Seconds between two calls of ``waiting``."""
 
 
 def audit(
@@ -36,9 +36,9 @@ def audit(
     """Train a segment again in a fresh process of this host, and compare.
 
     Args:
-        trainable: the one that was searched.
-        checkpoints: where the states are that it is compared with.
-        described, loaded: the workload that the segment belongs to, as its plan describes it, and its code by name.
+        trainable: the trainable that was searched.
+        checkpoints: the store with the states to compare with.
+        described, loaded: the workload of the segment and the digests of its code by name, as the plan records them.
         script: see :class:`~hpstage.cluster.messages.Load`.
         waiting: called every 0.2 s; once it returns false, the process is ended.
 
@@ -69,7 +69,7 @@ def outcome_text(segment: Segment, found: Retrained, trial: str) -> str:
     if found.apart is not None:
         return (
             f"trial {trial} was trained again alone, from nothing, in a fresh process, and differs: {found.apart}. "
-            f"First it was trained as a part of the search. Something that training depends on is in no state, or is "
+            f"Before, it was trained as a part of the search. Something that training depends on is in no state, or is "
             f"no function of the step: run `hpstage check` on the trainable to find it"
         )
     if found.problem is not None:
@@ -86,10 +86,10 @@ def outcome_text(segment: Segment, found: Retrained, trial: str) -> str:
 def _numerics_of(
     trainable: object, environment: Environment, described: Mapping[str, str], loaded: Mapping[str, str]
 ) -> tuple[str, str]:
-    """Return the step backend that a plan's description names, where the trainable leaves it open; and how the workload
-    differs here from the one described, with the remedy, or nothing."""
+    """Return the step backend that a plan's description names, if the trainable leaves it open; and a text on how the
+    workload here differs from the description, with the remedy, which is empty if they are equal."""
     if are_any(described):
-        return "", "environment='any' trained it on devices that compute different bits: nothing can be compared"
+        return "", "environment='any' has mixed devices that compute different bits: nothing can be compared"
     identity = environment.identity or code_identity(trainable)
     here = described_by(environment, identity, sharing=described.get("sharing") != "off")
     choices = candidates(here) if is_open(here) else {"": here}
@@ -110,4 +110,4 @@ def _numerics_of(
         remedy = "give the data that it was trained with"
     else:
         remedy = "use an environment like the one that it was trained in"
-    return "", f"this is not what was trained then ({'; '.join(changes)}); {remedy}"
+    return "", f"this is not the workload that was trained ({'; '.join(changes)}); {remedy}"

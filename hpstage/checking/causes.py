@@ -20,16 +20,16 @@ from hpstage.training.pickles import REMEDY
 Style = Literal["torch", "function", "object"]
 
 _KEEP = {
-    "torch": "keep it on the trainable, in the model or in what they reach, so that it is captured, or return it "
-    "in extra_state() and load_extra_state(); or make it a function of the step",
-    "function": "keep it in something that is attached (run.attach(...)), or make it a function of the step",
-    "object": "give it in state_dict() and take it over in load_state_dict(), or make it a function of the step",
+    "torch": "keep it on the trainable, in the model or in an object that they reach, so that it is captured, or "
+    "return it in extra_state() and restore it in load_extra_state(); or make it a function of the step",
+    "function": "keep it in an attached object (run.attach(...)), or make it a function of the step",
+    "object": "return it in state_dict() and restore it in load_state_dict(), or make it a function of the step",
 }
 _NAMELESS = STATE, GENERATOR, SETTING, THREADS, METRIC, WORKLOAD
 _PICKLE = "bytes b'\\x80", 'bytes b"\\x80'
 _DRAWS = (
     "draw from the global generators (random, numpy.random, torch), which hpstage keys from the seed and the step, or "
-    "seed a generator of your own from hp['seed']; pass what else is needed as a hyperparameter or an attribute"
+    "seed a generator of your own from hp['seed']; pass other inputs as hyperparameters or attributes"
 )
 
 _NAMED = 5
@@ -75,13 +75,13 @@ def _by_path(way: str, apart: Apart, style: Style) -> tuple[str, str] | None:
         )
     if path.startswith(SETTING):
         return (
-            "your code changes a setting of the whole process, which other trials on the same worker then find",
-            "change it where the module is imported, so that it holds for all training, or put it back",
+            "your code changes a setting of the whole process, which other trials on the same worker then use, too",
+            "change it where the module is imported, so that it applies to all training, or restore it",
         )
     if path.startswith(LOCAL) and way not in (ways.AGAIN, ways.THREADS):
         return (
-            "local variables are in no state: a fork runs the function again, up to its loop, and continues with what "
-            "they are there",
+            "local variables are in no state: a fork runs the function again, up to its loop, and continues with the "
+            "values that they have there",
             _KEEP[style] + _unless(apart),
         )
     if path.startswith(STATE) and apart.straight.startswith(_PICKLE) and apart.found.startswith(_PICKLE):
@@ -90,31 +90,32 @@ def _by_path(way: str, apart: Apart, style: Style) -> tuple[str, str] | None:
     if path.startswith(WORKLOAD) and apart.computed:
         names = ", ".join(apart.computed[:_NAMED]) + (", ..." if len(apart.computed) > _NAMED else "")
         return (
-            f"{names}: made where the trainable is imported or made, with another value each time, so that a later "
-            f"search would find nothing that this one has trained",
-            f"seed the generators where the script begins: `{_seeds()}`. If it still differs, it depends on a clock, a "
-            f"file or the order of a set: make it the same each time, or in what begins each trial (model(), setup(), "
-            f"the function)",
+            f"{names}: made where the trainable is imported or created, with another value each time, so that a later "
+            f"search could not use any state of this one",
+            f"seed the generators at the start of the script: `{_seeds()}`. If it still differs, it depends on a "
+            f"clock, a file or the order of a set: make it the same each time, or make it where each trial begins "
+            f"(model(), setup(), the function)",
         )
     if path.startswith(WORKLOAD) and way != ways.THREADS:
         return (
-            "what training is made of is not the same in every process, so that workers would not agree",
-            "make data, code and attributes the same everywhere: give the generator that makes or splits data a fixed "
-            "seed, sort what comes from a set, or set data_version or version",
+            "the trainable's data, code or attributes are not the same in every process, so that workers would not "
+            "agree",
+            "make them the same everywhere: give the generator that makes or splits data a fixed seed, sort the items "
+            "of a set, or set data_version or version",
         )
     if path.startswith(METRIC) and way == ways.AGAIN:
         return (
-            "the states are the same, and evaluate() measures something else in every process",
-            f"{_DRAWS}; a metric that measures the machine as well, such as a latency, is named in `noisy`",
+            "the states are the same, but evaluate() returns other metrics in every process",
+            f"{_DRAWS}; name a metric that also measures the machine, such as a latency, in `noisy`",
         )
     if path.startswith(METRIC) and way == ways.EVALUATED:
         return (
             "what evaluate() returns depends on how often it was called",
-            "keep nothing in evaluate(), or make what it keeps part of what training does",
+            "keep nothing in evaluate(), or let training compute it",
         )
     if path.startswith(METRIC) and way not in (ways.AGAIN, ways.THREADS):
         return (
-            "the states are the same, and evaluate() measures something else in them: what it uses is in no state",
+            "the states are the same, but evaluate() returns other metrics: it uses something that is in no state",
             _KEEP[style],
         )
     return None
@@ -127,10 +128,10 @@ def _by_way(way: str, apart: Apart, style: Style, hashes: bool) -> tuple[str, st
             return (
                 "the order of a set or hash() of a string, which differs in every process, or the host's name: "
                 "processes that are given the same PYTHONHASHSEED and HOSTNAME agree",
-                "sort what comes from a set, use a digest (zlib.crc32) in place of hash(), and nothing of the host",
+                "sort the items of a set, use a digest (zlib.crc32) instead of hash(), and do not use the host's name",
             )
         when = "setting up gives" if apart.step == 0 else "a step gives"
-        what = "it draws another number of times, which" if path.startswith(GENERATOR) else "it"
+        what = "it draws random numbers another number of times, which" if path.startswith(GENERATOR) else "it"
         return (
             f"{when} something else in every process: {what} depends on the time, on the process or an address (id()), "
             f"on entropy (os.urandom, secrets, a generator without a seed), on a concurrent thread, on a "
@@ -146,13 +147,13 @@ def _by_way(way: str, apart: Apart, style: Style, hashes: bool) -> tuple[str, st
         return _of_forks(apart, style)
     if way == ways.DISK:
         return (
-            "a checkpoint gives back plain values, tensors and arrays of the same dtype, strides and content; what was "
-            "kept was more than that",
-            "let state_dict() give such values alone, and make all else again in load_state_dict()",
+            "a checkpoint restores plain values, and tensors and arrays with their dtype, strides and content; the "
+            "state contains other objects",
+            "let state_dict() return such values alone, and make all other objects again in load_state_dict()",
         )
     if way == ways.ELSEWHERE:
         return (
-            "training depends on something that the process holds and no state does: a cache, the environment, a file, "
+            "training depends on something that is in the process, but in no state: a cache, the environment, a file, "
             "an object of a library",
             _KEEP[style] + _unless(apart),
         )
@@ -165,7 +166,7 @@ def _by_way(way: str, apart: Apart, style: Style, hashes: bool) -> tuple[str, st
     if way == ways.EVALUATED:
         return (
             "evaluating changes what training continues from",
-            "put back what evaluating changes, or work on a copy",
+            "restore everything that evaluate() changes, or work on a copy",
         )
     return "taking a state changes what training continues from", "let state_dict() change nothing"
 
@@ -175,18 +176,18 @@ def _of_forks(apart: Apart, style: Style) -> tuple[str, str]:
     forms = _form(apart.straight), _form(apart.found)
     if style == "object" and all(forms) and forms[0] != forms[1]:
         return (
-            "load_state_dict() gives it back in another form (dtype, shape, strides)",
-            "keep and take over tensors as they are: torch's Optimizer.load_state_dict() casts to the dtype of weights",
+            "load_state_dict() restores it in another form (dtype, shape, strides)",
+            "save and restore tensors unchanged: torch's Optimizer.load_state_dict() casts to the dtype of weights",
         )
     if style == "object" and apart.loaded:
         return (
-            "right after loading it is not what it was when the state was taken: state_dict() leaves it out or gives "
-            "something old, or load_state_dict() does not take it over",
+            "right after loading, it differs from when the state was saved: state_dict() leaves it out or returns "
+            "something old, or load_state_dict() does not restore it",
             _KEEP[style] + _unless(apart),
         )
     if apart.path.startswith(GENERATOR):
         return (
-            "the step draws a different number of times than straight through: what it does depends on something "
+            "the step draws random numbers a different number of times than straight through: it depends on something "
             "that is in no state",
             _KEEP[style],
         )
@@ -198,7 +199,7 @@ def _of_forks(apart: Apart, style: Style) -> tuple[str, str]:
 
 
 def _seeds() -> str:
-    """Return the line that seeds the global generators of what is imported."""
+    """Return the line that seeds the global generators of the imported libraries."""
     seeds = {"random": "random.seed(0)", "numpy": "numpy.random.seed(0)", "torch": "torch.manual_seed(0)"}
     here = [name for name in seeds if name in sys.modules]
     return f"import {', '.join(here)}; {'; '.join(seeds[name] for name in here)}"
@@ -215,7 +216,7 @@ def _form(text: str) -> str:
 
 
 def suspects(subject: object) -> list[str]:
-    """List the user's functions that name what differs between processes (the time, entropy, addresses), as
+    """List the user's functions that name values which differ between processes (the time, entropy, addresses), as
     ``Digits.loss (search.py, line 12) names time.time``."""
     root = subject if isinstance(subject, FunctionType) else type(subject)
     found: dict[str, None] = {}
@@ -240,7 +241,7 @@ def unseeded(code: CodeType) -> Iterator[str]:
 
 
 def _is_suspect(content: Any, path: str) -> bool:
-    """Return whether it is suspect by its origin or, for an object without a name, by its path."""
+    """Return whether an object is suspect by its origin or, if it has no name of its own, by its path."""
     if isinstance(content, ModuleType):
         return content.__name__ in _OF_SUSPECTS
     owner = getattr(content, "__module__", None) or ""

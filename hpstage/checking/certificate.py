@@ -45,7 +45,7 @@ class Certificate(msgspec.Struct, frozen=True):
     states: list[State]
 
     def segment(self) -> Segment:
-        """Return all of the trial, from nothing. Its states are compared by their digests."""
+        """Return the segment of the whole trial, from step 0. Its states are compared by their digests."""
         plan = SearchPlan(StateKey("certificate"))
         plan.apply(TrialAdded(self.trial, self.schedules, self.steps))
         kept = [state for state in self.states if state.digest]
@@ -85,7 +85,7 @@ def certificate_of(trial: PlannedTrial, header: PlanCreated) -> Certificate:
 
 
 def write(certificate: Certificate, file: Path) -> None:
-    """Raise :class:`UsageError` if it cannot be written."""
+    """Write a certificate to a file. Raise :class:`UsageError` if it cannot be written."""
     try:
         with replacing(file) as aside:
             Path(aside).write_bytes(msgspec.json.format(msgspec.json.encode(certificate)) + b"\n")
@@ -96,7 +96,7 @@ def write(certificate: Certificate, file: Path) -> None:
 
 
 def read(file: str | os.PathLike[str]) -> Certificate:
-    """Raise :class:`UsageError` if there is none, or one of another format."""
+    """Return the certificate in a file. Raise :class:`UsageError` if there is none, or one of another format."""
     try:
         found = _decode(Path(file).read_bytes())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Step-by-step comparison of two records: the first step after which they differ, and in what."""
+"""Step-by-step comparison of two records: the first step after which they differ, and the paths that differ."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Apart:
     """The first difference between two records.
 
     Attributes:
-        loaded: whether it exists right after the state is loaded.
+        loaded: whether the difference exists right after the state is loaded.
         others: paths of other differences at that step.
-        causes: those of them that do not follow from others.
-        computed: variables of the user's modules that have other values there from the beginning.
+        causes: paths among these whose differences do not follow from other differences.
+        computed: variables of the user's modules, and attributes, whose values differ before the first step.
     """
 
     step: int
@@ -40,8 +40,8 @@ def first_apart(straight: Record, other: Record, *, reports: bool = True, answer
     """Return the first difference of ``other``, a run of the same trial, from training straight through.
 
     Args:
-        reports: whether reports were wanted after the same steps. If not, local variables may differ, which hold what
-            was measured, and generators, which measuring draws from, and which are keyed before the next step.
+        reports: whether reports were wanted after the same steps. If not, local variables may differ, since they hold
+            measured values; so may generators, since measuring draws from them and they are keyed before the next step.
         answered: see :func:`hpstage.training.capture.portrait.differences`.
     """
     if straight.workload and other.workload:
@@ -66,7 +66,7 @@ def first_apart(straight: Record, other: Record, *, reports: bool = True, answer
                 paths = [path for path, _, _ in differences(straight.snapshots[later], other.snapshots[later])]
                 if not all(path.startswith((LOCAL, STATE)) for path in paths):
                     break
-                # As long as nothing but local variables differs, training does not depend on them: a clock's, say.
+                # As long as only local variables differ, training does not depend on them (e.g. on a clock).
                 causes |= dict.fromkeys(path for path in paths if path.startswith(LOCAL))
             causes.pop(path, None)
             return Apart(step, shown(path), here, there, path in at_once, others, tuple(map(shown, causes)))
@@ -85,7 +85,8 @@ def _computed(straight: Record, other: Record) -> tuple[str, ...]:
 
 
 def _at_once(straight: Snapshot, loaded: Snapshot) -> set[str]:
-    """Return paths that differ right after loading. There, nothing is known of the state and of generators."""
+    """Return the paths that differ right after loading, except the state and generators, which are not recorded
+    then."""
     if not loaded:
         return set()
     return {path for path, _, _ in differences(straight, loaded) if not path.startswith((STATE, GENERATOR))}

@@ -1,5 +1,5 @@
-"""check: trains a trial in all ways and compares each with training it straight through; and the processes of checks:
-starting them, at most two at a time, and receiving their records."""
+"""``check`` trains a trial in all ways and compares each with training it straight through. ``Children`` starts the
+processes of checks, at most two at a time, and receives their records."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ class Children:
     def perform(
         self, trainable: bytes, making: bytes | None, states: Path, processes: Iterable[Process], take: Take
     ) -> None:
-        """Have these processes train a cloudpickled trainable, and wait for all of them.
+        """Train a cloudpickled trainable in these processes, and wait for all of them.
 
-        Those that are to make it themselves unpickle ``making``. ``take`` is called with each record, by one thread at
-        a time.
+        Processes with ``makes_it`` unpickle ``making`` instead, unless it is ``None``. ``take`` is called with each
+        record, by one thread at a time.
         """
 
         def perform(process: Process) -> None:
@@ -98,7 +98,7 @@ class Children:
                     with self._delivering:
                         take(record)
                     if fresh.has_ended or (record.problem is not None and run.kept):
-                        return  # the other runs begin with the states it keeps
+                        return  # the other runs begin with the states of this one
             finally:
                 self._running.discard(fresh)
                 fresh.kill()
@@ -161,8 +161,9 @@ def check(
         catch: exceptions by which the space rejects a trial, as for :func:`hpstage.optimize`: another one is drawn.
         numerics: the step backend to check a :class:`hpstage.torch.TorchTrainable` with; ``None``: its own.
         say: called with lines that report progress.
-        make: makes the trainable; called by one of the processes, as a later search would, so that what a class draws
-            where it is made is found as well. The command has it import the script.
+        make: makes the trainable. One of the processes calls it, as a later search would, so that random values drawn
+            when a class or an object is created are found, too. The command ``hpstage check`` passes a function that
+            imports the script.
         children: the processes, to be shared by several checks; by default, each check starts its own.
 
     Raises:
@@ -191,7 +192,7 @@ def check(
         children.perform(packed, making, states, first, found.take)
         if found.straight.problem is None:
             children.perform(packed, making, states, second, found.take)
-    # The process that is given other threads has the same hash seed as the first: it differs in all else.
+    # The process with other threads has the same hash seed as the first process; everything else differs.
     hashes = found.apart(ways.AGAIN) is not None and not found.unlike(ways.THREADS)
     style: Style = (
         "object" if isinstance(trainer, Keyed) else "function" if isinstance(trainer, FunctionTrainable) else "torch"
@@ -227,7 +228,8 @@ def _trained_by(trainable: object, numerics: str) -> Iterator[None]:
 
 
 class _Making:
-    """Pickles as what ``make`` returns where it is unpickled, once that was sent as a search sends it."""
+    """An object that, when unpickled, becomes the result of calling ``make`` in that process, sent as a search sends
+    it."""
 
     def __init__(self, make: Callable[[], object]) -> None:
         self._make = make
@@ -237,15 +239,15 @@ class _Making:
 
 
 def _sent(make: Callable[[], object]) -> object:
-    """Make the trainable in a fork, as the process of a search does, and unpickle it here. Objects that it shares with
-    another module are separate ones after that, as in all other processes of the check."""
+    """Make the trainable in a fork, which stands for the process of a search, and unpickle it here. Objects that it
+    shared with another module are then separate copies, as in all other processes of the check."""
     if sys.platform != "linux":
         return make()
     try:
         fork = Fork(lambda: pack(made := make(), packages(as_trainable(made))))
         while (packed := fork.wait(60)) is None:
             pass
-    except OSError:  # there can be no fork, or it has ended: what make() has raised there, it raises here
+    except OSError:  # forking is impossible, or the fork has ended: an error of make() is raised here again
         return make()
     return cloudpickle.loads(packed)
 
@@ -257,7 +259,7 @@ def _made(make: Callable[[], Any], numerics: str) -> object:
 
 
 def libraries_of(trainable: object) -> list[str]:
-    """Return the modules that every process imports that trains it."""
+    """Return the modules that every process imports before it trains a trainable."""
     return ["numpy", *(name for name in ("torch",) if name in packages(trainable))]
 
 

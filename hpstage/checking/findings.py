@@ -1,4 +1,4 @@
-"""Results of a check: which ways reach the same states, and what differs first in those that do not."""
+"""Results of a check: the ways that reach the same states, and the first difference in each of the others."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Finding:
     """The first difference in one way of training, or why that way could not be completed.
 
     Attributes:
-        way: which comparison.
+        way: name of the way of training.
         verdict: "differs"; "refused" by hpstage; "failed" in the user's code.
         step: number of steps trained when it was first seen.
         fork: the step at which the way begins; 0 if it begins afresh.
-        what: the path of what differs: a tensor, a field, a metric.
-        straight: its content straight through: a value, or the form and a digest.
-        found: its content in this way.
+        what: path of the value that differs: a tensor, a field, a metric.
+        straight: content of this value straight through: a plain value, or the form and a digest.
+        found: content of this value in this way.
         others: paths of other differences at that step.
         cause: the likely cause; if refused or failed, the message.
         remedy: what to do.

@@ -28,7 +28,7 @@ EVALUATED = "evaluated after each step"
 UNOBSERVED = "no state taken on the way"
 ANOTHER = "another trial"
 
-# In the order in which causes are looked for: what differs in every run differs in all other ways as well.
+# In the order in which causes are looked for: a value that differs in every run differs in all other ways, too.
 WAYS = (AGAIN, THREADS, MEMORY, DISK, ELSEWHERE, OTHER, OTHER_FORK, EVALUATED, UNOBSERVED)
 
 _FIRST = {"PYTHONHASHSEED": "0"}
@@ -40,14 +40,14 @@ _SHORT = 4
 _DRAWN = 16
 _STEPS = 8
 _NEAR = 16
-"""The last step by which training is extended by default to cross the first joint of the schedules."""
+"""The latest first joint of the schedules for which training is extended by default, so that it is crossed."""
 _BEYOND = 3
 
 
 class Process(NamedTuple):
     """Runs trained by one process one after the other, and its environment variables.
 
-    ``makes_it``: it makes the trainable itself, where that can be done, as a later search does."""
+    ``makes_it``: whether the process makes the trainable itself if possible, as a later search does."""
 
     runs: list[Run]
     variables: Mapping[str, str]
@@ -90,7 +90,7 @@ def processes(trials: Trials, forks: tuple[int, ...]) -> tuple[list[Process], li
     ]
     then = [
         Process([way(THREADS)], _THREADS),
-        # The latest fork first: it differs most from where a process begins that trains straight through.
+        # The latest fork first: it differs most from the beginning of training straight through.
         Process([forked(ELSEWHERE, fork, "disk") for fork in reversed(forks)], _OTHER_PROCESS),
         Process([another, way(OTHER), another, forked(OTHER_FORK, forks[-1], "disk")], _FIRST),
     ]

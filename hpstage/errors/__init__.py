@@ -54,9 +54,9 @@ class TrainingError(HpstageError):
 class StopTraining(Exception):
     """Raise it in training code to end training with the current step: its trials are complete there.
 
-    The step counts as trained, and the state after it is evaluated. What decides must be a function of what every step
-    computes, not of when metrics are measured: that depends on the algorithm. (``optuna.TrialPruned`` ends training
-    before the current step, and its trials as pruned.)
+    The step counts as trained, and the state after it is evaluated. The decision must depend on values that every step
+    computes, not on when metrics are measured, since that depends on the algorithm. (``optuna.TrialPruned`` ends
+    training before the current step, and its trials as pruned.)
     """
 
 
@@ -64,11 +64,11 @@ class NonFiniteLoss(Exception):
     """The training loss is NaN or infinite; trials that reach this step end before it, as pruned."""
 
     steps_late: int = 0
-    """How many steps after it the loss was read."""
+    """Number of steps trained after this one before its loss was read."""
 
 
 class MetricsError(UsageError, TrainingError):
-    """``evaluate()`` returns no mapping of metrics."""
+    """``evaluate()`` does not return a mapping of metrics."""
 
 
 class ClusterError(HpstageError):
@@ -80,8 +80,8 @@ class GangApart(ClusterError):
 
 
 class GangLost(ClusterError):
-    """A process of a gang is gone, so that the others cannot continue: what they have trained since the last saved
-    state is lost."""
+    """A process of a gang is gone, so that the others cannot continue. The steps that they have trained since the last
+    saved state are lost."""
 
 
 class CompilerFailed(ClusterError):
@@ -90,7 +90,7 @@ class CompilerFailed(ClusterError):
 
 
 class DeviceFull(ClusterError):
-    """A device had no memory left for a step or an evaluation, of which there is more when that is tried again."""
+    """A device had too little free memory for a step or an evaluation. More memory is free when it is tried again."""
 
 
 class StoreError(HpstageError):
@@ -114,7 +114,7 @@ class LeaseLost(StoreError):
 
 
 class HistoryChanged(StoreError):
-    """A journal does not hold what was read from it: it lost records, and others may stand in their places."""
+    """A journal no longer holds records that were read from it. Others may have been written in their places."""
 
 
 class CheckpointError(HpstageError):
@@ -127,7 +127,7 @@ class CheckpointFull(CheckpointError):
 
 class CheckpointUnreachable(CheckpointError):
     """The location of the checkpoints cannot be reached from here, or refuses this process: a missing mount, expired
-    credentials, an outage, a time-out. It may pass, and says nothing about the checkpoints there."""
+    credentials, an outage, a time-out. The cause may be temporary, and says nothing about the checkpoints there."""
 
 
 class CheckpointMissing(CheckpointError):
@@ -139,7 +139,7 @@ class CheckpointCorrupt(CheckpointError):
 
 
 class CheckpointForeign(CheckpointCorrupt):
-    """The checkpoint is of another workload."""
+    """The checkpoint belongs to another workload."""
 
 
 class StateError(UsageError):

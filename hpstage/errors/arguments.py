@@ -26,9 +26,9 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 EXACT = 2**53 - 1
-"""The largest whole number that is exact wherever it is written."""
+"""The largest whole number that all storage formats keep exactly."""
 _LONGEST = 1e9
-"""Seconds, more than 30 years: sums of them are finite, and exact to a millisecond."""
+"""Longest duration in seconds, more than 30 years. Sums of durations are finite, and exact to a millisecond."""
 _SHOWN = 200
 
 
@@ -36,8 +36,8 @@ _SHOWN = 200
 class Kind:
     """A kind of argument: converts a value, or refuses it.
 
-    ``read`` returns a value in plain form (NumPy's numbers as Python's) and raises any exception for one that is of
-    another kind; ``remedy`` is what to give instead.
+    ``read`` returns a value in plain form (NumPy's numbers as Python's) and raises any exception for a value of another
+    kind; ``remedy`` says what to give instead.
     """
 
     read: Callable[[Any], Any]
@@ -47,22 +47,23 @@ class Kind:
         """Return the argument ``name`` in plain form. Raise an ``error`` that names it if it is of another kind."""
         try:
             return self.read(value)
-        except Exception as wrong:  # whatever its methods raise
+        except Exception as wrong:  # methods of the value may raise anything
             remedy = str(wrong) if isinstance(wrong, _Better) else self.remedy
         raise error(f"{name} is {shown(value)}; give {remedy}")
 
 
 class _Better(Exception):
-    """A remedy for this value, better than the one for any."""
+    """A remedy for one value that is more specific than the remedy of the kind."""
 
 
 def checked(
     elsewhere: Mapping[str, str] = MappingProxyType({}), /, **kinds: Kind
 ) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Read the arguments that are given by their kinds, before the function is called. Defaults are not read.
+    """Return a decorator that reads the given arguments by their kinds before the function is called. Defaults are not
+    read.
 
     Args:
-        elsewhere: arguments that other libraries have and this function has not, with what to do instead.
+        elsewhere: arguments that other libraries have but this function lacks, each with what to do instead.
     """
 
     def decorated(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -89,7 +90,7 @@ def shown(value: object) -> str:
     """Return a value as errors show it."""
     try:
         text = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
-    except Exception:  # of whatever the user gave, or of an integer with thousands of digits
+    except Exception:  # from a user's class, or for an integer with thousands of digits
         text = f"<{type(value).__name__}>"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
@@ -98,7 +99,7 @@ def shown(value: object) -> str:
 
 
 def whole(least: int = 1, most: int = EXACT) -> Kind:
-    """Whole numbers in a range, with its ends."""
+    """Return the kind of whole numbers from ``least`` to ``most``, both included."""
 
     def read(value: object) -> int:
         numpy = sys.modules.get("numpy")
@@ -113,7 +114,7 @@ def whole(least: int = 1, most: int = EXACT) -> Kind:
 
 
 def number(*, least: float | None = None, above: float | None = None, most: float = math.inf, unit: str = "") -> Kind:
-    """Finite numbers in a range: at least ``least`` or above ``above``, and at most ``most``."""
+    """Return the kind of finite numbers in a range: at least ``least`` or above ``above``, and at most ``most``."""
     noun = f"a number of {unit}" if unit else "a number"
 
     def read(value: object) -> float:
@@ -129,7 +130,7 @@ def number(*, least: float | None = None, above: float | None = None, most: floa
 
 
 def seconds(*, least: float | None = None, above: float | None = None) -> Kind:
-    """Numbers of seconds in a range."""
+    """Return the kind of numbers of seconds in a range."""
     return number(least=least, above=above, most=_LONGEST, unit="seconds")
 
 
@@ -143,7 +144,7 @@ def _within(value: _T, fits: bool) -> _T:
 
 
 def instance(classes: Any, remedy: str) -> Kind:
-    """Objects of a class, or of one of several; the remedy for a class is an instance of it."""
+    """Return the kind of instances of one or several classes. If a class is given, the error proposes an instance."""
 
     def read(value: object) -> object:
         if not isinstance(value, classes):
@@ -154,12 +155,12 @@ def instance(classes: Any, remedy: str) -> Kind:
 
 
 def function(remedy: str) -> Kind:
-    """Anything that can be called, and is not a class."""
+    """Return the kind of callables that are not classes."""
     return Kind(lambda value: _within(value, callable(value) and not isinstance(value, type)), remedy)
 
 
 def one_of(*words: str) -> Kind:
-    """Accepts one of several words."""
+    """Return the kind of several words."""
 
     def read(value: object) -> str:
         if not isinstance(value, str) or value not in words:
@@ -170,7 +171,7 @@ def one_of(*words: str) -> Kind:
 
 
 def text(remedy: str) -> Kind:
-    """Texts that are not empty, and can be stored."""
+    """Return the kind of strings that are not empty and can be encoded."""
 
     def read(value: object) -> str:
         if not isinstance(value, str) or not value:
@@ -191,25 +192,25 @@ PLACE = Kind(lambda value: _within(value, "\0" not in (os.fspath(value) or "\0")
 """Where something is stored. Names of folders need not be valid Unicode."""
 SEED = whole(0, 2**32 - 1)
 WORKERS = whole(most=1024)
-"""Of one host."""
+"""Number of workers on one host."""
 
 
 # --- several kinds ----------------------------------------------------------------------------------------
 
 
 def optional(kind: Kind) -> Kind:
-    """``None``, or what is of the kind."""
+    """Return the kind of ``None`` and the values of ``kind``."""
     return Kind(lambda value: None if value is None else kind.read(value), f"{kind.remedy}, or None")
 
 
 def either(*kinds: Kind) -> Kind:
-    """A value of any of the given kinds."""
+    """Return the kind of values of any of the given kinds."""
 
     def read(value: object) -> Any:
         for kind in kinds[:-1]:
             try:
                 return kind.read(value)
-            except Exception:  # as it is of another
+            except Exception:  # it may be of another kind
                 continue
         return kinds[-1].read(value)
 
@@ -232,6 +233,6 @@ CATCH = several(_ERROR, "classes of exceptions, such as (ValueError,)")
 
 
 def in_tuple(values: object) -> tuple[Any, ...]:
-    """Return an argument that is one value or several as a tuple."""
+    """Return one value, or an iterable of several values, as a tuple."""
     single = isinstance(values, str | bytes | Mapping | type) or not isinstance(values, Iterable)
     return (values,) if single else tuple(values)  # type: ignore[arg-type]

@@ -10,17 +10,18 @@ _HOUR, _MINUTE = 3600, 60
 
 
 def clean(name: object) -> str:
-    """A name with its control characters (escape sequences, line ends, changes of direction) as ``\\x1b``."""
+    """Return a name with its control characters (escape sequences, line ends, changes of direction) as ``\\x1b``."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(name))
 
 
 def writable(text: str, encoding: str = "utf-8") -> str:
-    """A text with what an encoding cannot write, such as bytes in the name of a file that are none, as ``\\udce9``."""
+    """Return a text in which characters that an encoding lacks are written as ``\\udce9``, e.g. for invalid bytes in
+    the name of a file."""
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def clean_lines(text: str) -> str:
-    """A text of several lines with the control characters of each as ``\\x1b``. Tabs stay: they steer no terminal."""
+    """Return a text of several lines with the control characters of each as ``\\x1b``. Tabs stay: they are harmless."""
     return "\n".join("\t".join(map(clean, line.split("\t"))) for line in text.split("\n"))
 
 
@@ -34,7 +35,7 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     """Return the known name that ``name`` may stand for: one with a similar spelling, or one whose initials it is
     (``wd`` of ``weight_decay``); ``None`` if there is none."""
     known = sorted(names)
-    # Of two letters, most are like some other. And "unused" is 0.6 like "seed", and no misspelling of it.
+    # Names of two letters are often similar by chance. And "unused" has similarity 0.6 to "seed", but is another word.
     like = difflib.get_close_matches(name, known, 1, 0.75) if len(name) > 2 else []
     initials = [one for one in known if len(name) > 1 and name == "".join(part[:1] for part in one.split("_"))]
     return next(iter([*like, *initials]), None)
@@ -53,12 +54,12 @@ def count_of(number: int, noun: str) -> str:
 
 
 def rate(value: float) -> str:
-    """``2.94``: how many times as much."""
+    """Return a ratio as text, such as ``2.94``."""
     return f"{value:,.2f}"
 
 
 def duration(seconds: float) -> str:
-    """A duration in a suitable unit: ``20 ms``, ``1.5 s``, ``3.0 min``, ``2.25 h``."""
+    """Return a duration in a suitable unit: ``20 ms``, ``1.5 s``, ``3.0 min``, ``2.25 h``."""
     if seconds == 0:
         return "0 s"
     if abs(seconds) < 0.9995:
@@ -71,13 +72,13 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """``h:mm:ss``, rounded."""
+    """Return a duration as ``h:mm:ss``, rounded."""
     minutes, left = divmod(round(seconds), 60)
     return f"{minutes // 60:,}:{minutes % 60:02d}:{left:02d}"
 
 
 def time_left(seconds: float) -> str:
-    """An estimate, as exact as one is: ``about 21 s left``, ``about 4 min left``, ``about 2.5 h left``."""
+    """Return an estimate in round numbers: ``about 21 s left``, ``about 4 min left``, ``about 2.5 h left``."""
     if seconds < 1.5 * _MINUTE:
         return f"about {seconds:.0f} s left"
     if seconds < 1.5 * _HOUR:
@@ -114,7 +115,7 @@ def changed_after(name: str, before: object, now: object, remedy: str = "give it
 
 
 def size(bytes: float) -> str:
-    """A size in a suitable unit: ``12 bytes``, ``1.2 MB``."""
+    """Return a size in a suitable unit: ``12 bytes``, ``1.2 MB``."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if bytes < 1000:
             return f"{bytes:.0f} {unit}" if unit == "bytes" else f"{bytes:.1f} {unit}"
@@ -134,11 +135,11 @@ def aligned(rows: Sequence[tuple[str, str]], *, width: int | None = None) -> str
 
 
 def table(rows: Sequence[Sequence[str]], *, left: int = 1, width: int | None = None) -> str:
-    """Rows of as many cells each, the first ``left`` columns to the left, the others to the right; the first row has
-    the columns' names.
+    """Return rows as a table: the first ``left`` columns are aligned to the left, the others to the right. All rows
+    have the same number of cells; the first row has the columns' names.
 
-    A table that is wider than ``width`` columns folds those names first; then the last columns go below their row, each
-    with its name. Words are never cut.
+    If the table is wider than ``width`` characters, these names are folded first; then the last columns move below
+    their row, each with its name. Words are never cut.
     """
     header, *body = rows
     natural = [max(map(_columns, column)) for column in zip(*rows, strict=True)]
@@ -172,7 +173,7 @@ def _grid(rows: Sequence[Sequence[str]], widths: Sequence[int], left: int) -> st
 
 
 def _packed(items: Sequence[str], width: int) -> list[str]:
-    """The items on as few lines of ``width`` columns as possible; those that are wider are folded."""
+    """Return the items on as few lines of ``width`` columns as possible; wider items are folded."""
     lines: list[str] = []
     for item in items:
         if lines and _columns(lines[-1]) + 2 + _columns(item) <= width:
@@ -183,7 +184,7 @@ def _packed(items: Sequence[str], width: int) -> list[str]:
 
 
 def folded(text: str, width: int | None) -> str:
-    """The text on lines of at most ``width`` columns; words are not cut, and lines that it has stay."""
+    """Return a text on lines of at most ``width`` columns. Words are not cut, and existing line ends stay."""
     return "\n".join("\n".join(_folded(line, width)) for line in text.split("\n"))
 
 
@@ -192,7 +193,7 @@ def _with_gaps(widths: Sequence[int]) -> int:
 
 
 def _folded(text: str, width: int | None) -> list[str]:
-    """The text on lines of at most ``width`` columns, except where a word is wider."""
+    """Return a text on lines of at most ``width`` columns; a wider word has a line of its own."""
     lines: list[str] = []
     for word in text.split(" ") if width is not None and _columns(text) > width else [text]:
         if lines and width is not None and _columns(lines[-1]) + 1 + _columns(word) <= width:
@@ -203,7 +204,7 @@ def _folded(text: str, width: int | None) -> list[str]:
 
 
 def _columns(text: str) -> int:
-    """The columns that a text takes on a terminal, where some signs take two."""
-    from rich.cells import cell_len  # where a table is shown, not wherever a number is written
+    """Return the number of columns that a text takes on a terminal, where some characters take two."""
+    from rich.cells import cell_len  # only when a table is shown, not whenever a number is written
 
     return cell_len(text)

@@ -1,4 +1,4 @@
-"""Base class and helpers of the Trainables that wrap a user's object."""
+"""Base class of the Trainables that wrap a user's object, and functions for them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hpstage.training.identity.settings import described_jax
 
 
 class Adapter(StandsFor):
-    """Base class of Trainables that wrap a user's object, ``subject``: what is in the key of their states is its code,
-    not theirs. A subclass has the five methods of a Trainable (``hpstage/trainable.py``); the shortest is ``Keyed``
-    (``trainables.py``).
+    """Base class of Trainables that wrap a user's object, ``subject``. The key of a state depends on the code of
+    ``subject``, not on theirs. A subclass has the five methods of a Trainable (``hpstage/trainable.py``); the shortest
+    is ``Keyed`` (``trainables.py``).
 
     A function that returns the adapter of an object is registered in the entry-point group ``hpstage.trainables``,
     under the dotted path of the object's class or one of its bases.
@@ -33,8 +33,8 @@ class Adapter(StandsFor):
         self._world.take_patches(patched)
 
     def describe_environment(self) -> dict[str, str]:
-        """Return the settings that decide the bits of training: those of torch, pinned, and of JAX, if the subject's
-        code names them, or Keras, which has one of them compute.
+        """Return the settings that decide the bits of training: those of torch, which are pinned, and of JAX, if the
+        subject's code names these libraries, or Keras, which computes with one of them.
 
         The result depends on the code alone, not on the modules that happen to be imported: all workers must agree.
         """
@@ -56,19 +56,19 @@ class Adapter(StandsFor):
         return described
 
     def optimizers(self) -> list[Any]:
-        """Return the optimizers of torch that train at present, as far as they can be seen."""
+        """Return torch's optimizers in the present training, as far as they can be found."""
         return []
 
     def in_use(self) -> tuple[object, ...]:
-        """Return what holds the user's objects that training reaches at present."""
+        """Return the objects through which training reaches the user's objects at present."""
         return (self.subject,)
 
     def prepare(self) -> None:
-        """Complete the setup before the first step, as far as ``setup`` leaves it to that step."""
+        """Complete the parts of the setup that ``setup`` leaves to the first step."""
 
     def hand_over(self) -> dict[str, object]:
-        """Return the objects that hold the present state, by name, and end training without taking it back from them.
-        The subject belongs to them: it is not restored."""
+        """Return the objects that hold the present state, by name, and end training. They keep that state; so does the
+        subject, which is not restored."""
         raise NotImplementedError
 
 
@@ -82,7 +82,7 @@ def optimizers_in(parts: Iterable[object]) -> list[Any]:
 
 
 def is_subjects(path: str) -> bool:
-    """Whether what training reaches by a path belongs to the subject, not to modules, libraries or the process."""
+    """Return whether the object at a path belongs to the subject, not to modules, libraries or the process."""
     return re.match(r"(self|model|optimizer|dataset)\b", path) is not None
 
 
@@ -97,11 +97,11 @@ def noisy_of(subject: object) -> tuple[str, ...]:
 
 
 def defaults_of(subject: object) -> dict[str, Scalar]:
-    """Return the values of hyperparameters in the subject's attribute ``defaults``, if that is a dict which its code
-    does not read: else it is something of the user's own.
+    """Return the values of hyperparameters in the subject's attribute ``defaults``. If the attribute is no dict, or if
+    the subject's code reads it, it is not meant for hpstage, and the result is empty.
 
     Raises:
-        UsageError: it has names that are no strings, or values that no hyperparameter can have.
+        UsageError: a name or a value in it is none that a hyperparameter can have.
     """
     stated = getattr(subject, "defaults", None)
     if not isinstance(stated, Mapping) or not stated or identify(subject, ()).reads_own_defaults:
@@ -111,7 +111,7 @@ def defaults_of(subject: object) -> dict[str, Scalar]:
     except UsageError as error:
         raise UsageError(
             f"defaults of {type(subject).__name__}: {error}. They are values of hyperparameters that a trial may "
-            f"lack, such as {{'dropout': 0.0}}; give an attribute that is something else another name"
+            f"lack, such as {{'dropout': 0.0}}; rename the attribute if it is something else"
         ) from None
 
 
@@ -131,7 +131,7 @@ def _names(subject: object, attribute: str, what: str) -> tuple[str, ...]:
 
 
 MOST_METRICS = 10_000
-"""Metrics of a state: each is an attribute of its trials, which Optuna copies all when it sets one."""
+"""Most metrics of a state. Each is an attribute of the state's trials, and Optuna copies all attributes to set one."""
 
 
 def checked_metrics(metrics: object, source: str = "evaluate()") -> dict[str, float]:
@@ -139,7 +139,7 @@ def checked_metrics(metrics: object, source: str = "evaluate()") -> dict[str, fl
 
     Raises:
         MetricsError: ``metrics``, which came from ``source``, is not a mapping, or has more than :data:`MOST_METRICS`.
-        TrainingError: it is not one of names to numbers.
+        TrainingError: a name is not a string of valid Unicode, or a value is not a number.
     """
     if not isinstance(metrics, Mapping):
         raise MetricsError(
@@ -148,8 +148,8 @@ def checked_metrics(metrics: object, source: str = "evaluate()") -> dict[str, fl
         )
     if len(metrics) > MOST_METRICS:
         raise MetricsError(
-            f"{source} returned {len(metrics):,} metrics, more than {MOST_METRICS:,}: log values that decide nothing "
-            f"(run.log(), self.log()), or save them as part of the state"
+            f"{source} returned {len(metrics):,} metrics, more than {MOST_METRICS:,}: log values that are only "
+            f"looked at (run.log(), self.log()), or save them as part of the state"
         )
     checked: dict[str, float] = {}
     for name, value in metrics.items():

@@ -33,14 +33,14 @@ from hpstage.training.run import Run, Steps
 
 _T = TypeVar("_T")
 
-_AT_OTHER_STEPS = "Reports are requested at other steps where trials share their training than in a trial alone"
+_AT_OTHER_STEPS = "Reports are requested at other steps if trials share their training than in a trial alone"
 THREAD = "hpstage-function"
-"""The name of such a thread."""
+"""The name of the thread of a training function."""
 
 _IN_A_THREAD = (
-    "A training function runs in a thread of its own, not in the main thread. Make what belongs to one thread in the "
-    "function (an event loop by asyncio.run()), or let all threads use it (sqlite3.connect(..., "
-    "check_same_thread=False)). Set what belongs to the main thread, such as handlers of signals, before the search."
+    "A training function runs in a thread of its own, not in the main thread. Create objects that belong to one thread "
+    "in the function (an event loop by asyncio.run()), or let all threads use them (sqlite3.connect(..., "
+    "check_same_thread=False)). Set up what needs the main thread, such as signal handlers, before the search."
 )
 
 
@@ -53,7 +53,7 @@ class Pause:
 
 
 class Body:
-    """One call of the training function. Holds no reference to its FunctionTrainable, whose deletion must end it."""
+    """One call of the training function. It must not refer to its FunctionTrainable, whose deletion ends the call."""
 
     def __init__(self, function: Callable[[Run], object], run: Run) -> None:
         self.run = run
@@ -92,12 +92,10 @@ class Body:
     def _why_unset(self, message: str) -> str:
         for name, why in self._unset.items():
             if f"'{name}'" in message:
-                return (
-                    f"This is a fork, in which {name} has no value, since no state can hold the one that it had: {why}"
-                )
+                return f"This is a fork, in which {name} has no value, since no state can hold its value: {why}"
         return (
-            "This is a fork: local variables that no state can hold have no value in it, such as tensors of a graph of "
-            "gradients. Keep what later steps read as loss.detach() or loss.item()."
+            "This is a fork: local variables that no state can hold, such as tensors with a graph of gradients, have "
+            "no value in it. Keep values for later steps as loss.detach() or loss.item()."
         )
 
     def resume(self) -> None:
@@ -146,41 +144,42 @@ class Body:
         return Pause(tuple(places), tuple(variables))
 
     def refuse_measured(self, passed_by: Collection[str]) -> None:
-        """Check that neither training nor a later report depends on what is measured on request, in a variable besides
-        ``passed_by``.
+        """Check that neither training nor later reports depend on what the function does only if a report is wanted.
+        The variables ``passed_by`` are not checked.
 
         Raises:
-            StateError: the function does something where a report is wanted that has an influence elsewhere.
+            StateError: training or a later report depends on that.
         """
         for frame, found in self._on_request():
             name = frame.f_code.co_name
             if found.leaves:
                 raise StateError(
                     f"{name} leaves its loop where run.wants_report is true. {_AT_OTHER_STEPS}, so the end of training "
-                    f"must not depend on them: decide in every step, by what every step computes (the loss); to stop "
-                    f"trials by their metrics, give hpstage.optimize an algorithm"
+                    f"must not depend on them: decide in every step, by a value that every step computes (the loss); "
+                    f"to stop trials by their metrics, give hpstage.optimize an algorithm"
                 )
             if assigned := found.assigned - set(passed_by):
                 variable = min(assigned)
                 raise StateError(
                     f"{name} assigns {variable} where run.wants_report is true, and reads it where it is not. "
-                    f"{_AT_OTHER_STEPS}, so training must not depend on what is measured for them: compute {variable} "
+                    f"{_AT_OTHER_STEPS}, so training must not depend on values measured for them: compute {variable} "
                     f"in every step; {excluding(LOCAL + variable)}"
                 )
             if reported := found.reported - set(passed_by):
                 variable = min(reported)
                 raise StateError(
                     f"{name} reports {variable}, which also depends on earlier reports. {_AT_OTHER_STEPS}, so a metric "
-                    f"must be that of the present state alone: report what is measured now; the best of a trial is "
-                    f"found in its intermediate values; if another value is no error, name it in `stateless`: "
+                    f"must depend on the present state alone: report the value measured now (a trial's best value is "
+                    f"among its intermediate values); if another value is no error, name it in `stateless`: "
                     f"{to_exclude(LOCAL + variable)}"
                 )
 
     def see_reports(self, passed_by: Collection[str]) -> None:
-        """Check that a step with a report has changed nothing of a local variable that steps without one read.
+        """Check that a step with a report has not changed a local variable that steps without a report read. Call this
+        after each step.
 
         Raises:
-            StateError: it has. Call it after each step.
+            StateError: the step has changed such a variable.
         """
         if self._seen is None:
             return
@@ -196,7 +195,7 @@ class Body:
                 if self.run.wants_report and not same_value(before, value):
                     raise StateError(
                         f"{frame.f_code.co_name} has changed {name}{part} in a step where run.wants_report is true, "
-                        f"and reads it where it is not. {_AT_OTHER_STEPS}, so training must not depend on what is "
+                        f"and reads it where it is not. {_AT_OTHER_STEPS}, so training must not depend on values "
                         f"measured for them: change it in every step; {excluding(LOCAL + name)}"
                     )
         self._seen = now or None
@@ -209,7 +208,7 @@ class Body:
     def write(self, values: dict[str, object], unset: Mapping[str, str]) -> None:
         """Set local variables of the innermost of the user's functions. Call it in their thread.
 
-        ``unset``: those without a value, and why.
+        ``unset``: the variables without a value, and why they have none.
         """
         self._unset = unset
         frame = next(self._frames())
@@ -228,7 +227,7 @@ class Body:
 
     def _stack(self) -> Iterator[FrameType]:
         if self.ended:
-            return  # another thread may have its number
+            return  # another thread may have its identifier
         frame = sys._current_frames().get(self._thread.ident or 0)
         while frame is not None:
             yield frame
@@ -245,19 +244,19 @@ class Body:
 
 
 def _around_steps(frame: FrameType, stack: Sequence[FrameType]) -> list[tuple[str, object]]:
-    """Return by name the iterators that a loop puts around its steps: ``zip(run.steps(), ...)``. They are no variables,
-    and those zipped with the steps advance with them."""
+    """Return the iterators that a loop puts around its steps, as ``zip(run.steps(), ...)`` does, each after its name.
+    They are not in variables, and iterators zipped with the steps advance with them."""
     instructions = liveness.instructions_of(frame.f_code)
     at = liveness.place(frame.f_code, frame.f_lasti)
     before = [item for item in instructions if item.offset <= at and item.opname not in ("PRECALL", "CACHE")]
     while before and before[-1].opname != "GET_ITER":
         before.pop()
     if len(before) > 2 and before[-3].argval in ("steps", "batches"):
-        return []  # as it is for most: what follows takes tens of milliseconds
+        return []  # the usual case; the search below takes tens of milliseconds
     found: dict[int, object] = {}
     todo = _running(stack)
     while todo:
-        # Since 3.13, the arguments' tuple is among what refers to them.
+        # Since 3.13, the tuple of arguments is among the referrers.
         referring = [holder for holder in gc.get_referrers(*todo) if holder is not todo]
         holders = [holder for holder in referring if type(holder) in (*_LEADING_ON, *ITERATORS)]
         todo = tuple(holder for holder in holders if id(holder) not in found)
@@ -269,8 +268,8 @@ def _around_steps(frame: FrameType, stack: Sequence[FrameType]) -> list[tuple[st
 
 
 def _running(stack: Sequence[FrameType]) -> tuple[object, ...]:
-    """Return the iterators whose code is on the stack: the steps, and what a library (tqdm) has put around them. The
-    garbage collector sees nothing of what a generator holds while it runs."""
+    """Return the iterators whose code is on the stack: the steps, and those that a library (tqdm) has put around them.
+    The garbage collector does not see the objects that a running generator holds."""
     calls = [frame for frame in stack if frame.f_code.co_name == "__next__"]
     objects = (held for frame in calls for held in list(_locals(frame).values())[:1])  # arguments come first: self
     generators = {frame for frame in stack if frame.f_code.co_flags & inspect.CO_GENERATOR}
@@ -282,7 +281,7 @@ _LEADING_ON = tuple, GeneratorType
 
 
 def _reads_count(following: Sequence[Instruction], instructions: Sequence[Instruction]) -> bool:
-    """Return whether code reads the first of the variables into which a loop unpacks what it is given."""
+    """Return whether code reads the first of the variables into which a loop unpacks its items."""
     names = [item.argval for item in following[:2]]
     if len(names) < 2:
         return True  # no loop unpacks it
@@ -292,7 +291,7 @@ def _reads_count(following: Sequence[Instruction], instructions: Sequence[Instru
 
 
 def _shown(whole: object, part: str) -> object:
-    """Return a part of an object, without calling any code: of a container a copy, so that a change is seen."""
+    """Return a part of an object without calling any code; for a container, a copy, so that a change is detected."""
     found: object = whole
     if part.startswith("."):
         found = getattr(whole, "__dict__", {}).get(part[1:], MISSING)

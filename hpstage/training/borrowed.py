@@ -101,6 +101,6 @@ def see_free(obj: object) -> None:
         if id(obj) in _TAKEN:
             name = type(obj).__name__
             raise UsageError(
-                f"this {name} is being trained already in this process, and what training sets on it would get mixed "
-                f"up: pass an object of its own, {name}(...), to each search that runs at the same time"
+                f"this {name} is being trained already in this process, and the attributes that both trainings set "
+                f"would get mixed up: pass an object of its own, {name}(...), to each search that runs at the same time"
             )

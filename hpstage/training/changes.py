@@ -1,4 +1,5 @@
-"""Detects what an object with its own ``state_dict`` changes only after the steps that the first fork verified."""
+"""Detects objects that a trainable with its own ``state_dict`` first changes after the steps that a fork has
+verified."""
 
 from __future__ import annotations
 

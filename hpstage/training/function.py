@@ -14,13 +14,13 @@
 
 The function runs in a separate thread with strict hand-over: either it runs or hpstage does, never both. It is paused
 where it requests the next step from ``run.steps()`` (or ``run.batches(loader)``). To fork, hpstage calls the function
-again, and restores the state where the loop begins: what ``run.attach`` was given, and local variables. So what comes
-before the loop does the same in every run. Whenever a state is captured, local variables that may be read before they
-are written again (:mod:`hpstage.training.capture.liveness`) are in it, with what only they reach. They must have the
-values that they had when the loop began where they are not all that decides how the function continues: within a loop
-over another iterator, and where the steps come from ``next``. A variable that no state can hold is refused by name, no
-matter how late it changes. Variables that training does not depend on (a clock, a list of losses to inspect) are listed
-in the function's attribute ``stateless``: ``train.stateless = ("losses",)``.
+again, and restores the state at the beginning of the loop: the objects that ``run.attach`` was given, and local
+variables. So the code before the loop does the same in every run. A state contains the local variables that may be read
+before they are written again (:mod:`hpstage.training.capture.liveness`), with all that only they reach. If other things
+than variables decide how the function continues (within a loop over another iterator, or if the steps come from
+``next``), these variables must have the values that they had when the loop began. A variable that no state can hold is
+refused by name, no matter how late it changes. Variables that training does not depend on (a clock, a list of losses to
+inspect) are listed in the function's attribute ``stateless``: ``train.stateless = ("losses",)``.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class FunctionTrainable(Adapter):
         if metrics is None and body.ended:
             raise TrainingError(
                 f"{self._name} ended its training in step {run._step} without metrics: call run.report(...) before "
-                "it leaves the loop, whatever run.wants_report says"
+                "it leaves the loop, even if run.wants_report is false"
             )
         if metrics is None:
             raise TrainingError(
@@ -162,13 +162,13 @@ class FunctionTrainable(Adapter):
         see_form(state, _FORM)
         own, parts = [*state["own"]], state["parts"]
         if any(type(name) is not str for name in parts) or any(name not in parts for name in own):
-            raise StateError(f"the state has the parts {parts}, and holds what {own} gave")
+            raise StateError(f"the state has the parts {parts}, but contains a state_dict() of each of {own}")
         self._end()
         self._begin(state)
         self._unmeasured = state if state["metrics"] is None else None
 
     def _measured(self, state: Mapping[str, Any]) -> Body:
-        """Restart with a state, with the metrics that code before the loop reports for it."""
+        """Restart from a state. Its metrics are those that the code before the loop reports."""
         self._end()
         try:
             metrics = self._run_to_loop(state, measured=True).run._metrics
@@ -224,13 +224,14 @@ class FunctionTrainable(Adapter):
         before = has_torch()
         body = self._run_to_loop(state)
         if has_torch() != before:
-            # It has imported torch, whose generators were not keyed when it used them.
+            # The function has imported torch, and may have used its generators before they were keyed.
             self._end()
             body = self._run_to_loop(state)
         return body
 
     def _run_to_loop(self, state: Mapping[str, Any] | None, *, measured: bool = False) -> Body:
-        """Run the function to its loop; ``measured``: with the state restored by ``run.attach()``, for its metrics."""
+        """Run the function up to its loop. If ``measured`` is set, ``run.attach()`` restores the state to measure
+        it."""
         self._attached.clear()
         with stated_on(self.subject):  # which its thread inherits
             self._world.reset()
@@ -250,7 +251,7 @@ class FunctionTrainable(Adapter):
             self._end()
             raise TrainingError(
                 f"{self._name} returned before its first step: loop over run.steps(), or raise optuna.TrialPruned() "
-                "where a trial is not to be trained"
+                "to skip the trial"
             )
         self._entered = entered = body.pause(stateless_of(self.subject))
         try:

@@ -68,7 +68,7 @@ def pickles_in(state: object, path: str = "state") -> Iterator[tuple[str, bytes]
 
 
 REMEDY = (
-    "a pickle also records which equal texts are one object in memory, which loading changes: keep "
-    "hpstage.pickled(object) there in place of pickle.dumps(object), which pickle.loads reads, or its arrays and "
-    "numbers themselves"
+    "a pickle also records which equal strings are one object in memory, and loading changes that: keep "
+    "hpstage.pickled(object) there instead of pickle.dumps(object) (pickle.loads reads both), or the object's arrays "
+    "and numbers themselves"
 )

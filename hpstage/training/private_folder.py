@@ -8,8 +8,9 @@ import tempfile
 
 
 def private_folder(parent: str | None = None) -> str:
-    """Return a folder of this account's alone within ``parent``, by default the system's folder for temporary files;
-    made if it is missing. It is the same in all processes, unless another account has made it first."""
+    """Return a folder within ``parent`` (default: the system's folder for temporary files) that only this account can
+    use. It is created if it is missing, and is the same in all processes, unless another account has created it
+    first."""
     parent = parent or tempfile.gettempdir()
     if not hasattr(os, "getuid"):
         return parent  # which is the account's own

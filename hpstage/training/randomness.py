@@ -1,8 +1,8 @@
 """Randomness as a function of (seed, step): a state then holds no generator and can be forked at any step.
 
-Before each step the global generators of Python, NumPy and torch are seeded with a key mixed from the seed and the
-step, and before each sample that a data set computes from the seed and the sample's position. Each library has a
-separate stream: with equal keys, Python and NumPy (both MT19937) would draw related numbers.
+Before each step, the global generators of Python, NumPy and torch are seeded with a key mixed from the seed and the
+step; before each sample that a data set computes, with a key mixed from the seed and the sample's position. Each
+library has a separate stream: with equal keys, Python and NumPy (both MT19937) would draw related numbers.
 
 So dropout in step 17 draws from torch's generator as ``TorchLoop.train`` (``torch/loop.py``) seeded it by
 ``rekey(seed, 17)``, after the random numbers that step 17 drew before. Other trainables are seeded by
@@ -83,7 +83,8 @@ def rekey(seed: int, step: int, purpose: Purpose = Purpose.TRAIN) -> None:
 
 
 def has_torch() -> bool:
-    """Return whether torch is imported. If this changes during a call, it used an unkeyed generator."""
+    """Return whether torch is imported. If this changes during a call, the call may have used generators without a
+    key."""
     return "torch" in sys.modules
 
 
@@ -101,7 +102,7 @@ def generators_restored() -> Iterator[None]:
     finally:
         random.setstate(python)
         here = numpy.random.get_state(legacy=False)
-        if here["bit_generator"] == of_numpy["bit_generator"]:  # else training has put another one in its place
+        if here["bit_generator"] == of_numpy["bit_generator"]:  # else training has replaced it
             numpy.random.set_state(of_numpy)
         if torch is not None:
             torch.set_rng_state(of_torch)

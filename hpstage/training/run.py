@@ -60,7 +60,7 @@ class Run:
         self._measured = measured
         self._names = frozenset(vars(self))
 
-    if not TYPE_CHECKING:  # for which a run has the attributes that are written here, and no others
+    if not TYPE_CHECKING:  # type checkers know only the attributes that are written here
 
         def __getattr__(self, name: str) -> NoReturn:
             what = f"{type(self).__name__!r} object has no attribute {name!r}"
@@ -92,7 +92,7 @@ class Run:
             if not (callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))):
                 raise UsageError(
                     f"run.attach({name}=...): {type(part).__name__} has no state_dict and load_state_dict; give it "
-                    f"both, or make it an attribute of something that is attached, which is captured with it"
+                    f"both, or make it an attribute of an attached object, with which it is captured"
                 )
         torch: Any = sys.modules.get("torch")
         for part in parts.values():
@@ -140,7 +140,7 @@ class Run:
     def batches(self, data: Any, *, batch_size: int | None = None, num_workers: int = 0) -> Iterator[Any]:
         """Return an iterator over batches of ``data``, a DataLoader or a map-style data set.
 
-        It takes the place of the loop over epochs and of the one over the DataLoader: each step trains one batch::
+        It replaces both the loop over epochs and the loop over the DataLoader: each step trains one batch::
 
             for x, y in run.batches(loader): ...
 
@@ -150,8 +150,8 @@ class Run:
             for epoch in run.steps():
                 for x, y in run.batches(loader): ...
 
-        It has the loader's ``dataset`` and ``batch_size``, and its length is that of the epoch: a helper that takes a
-        loader, such as ``train_one_epoch(model, loader)``, takes it as it is, and so does tqdm.
+        It has the loader's ``dataset`` and ``batch_size``, and its length is that of the epoch: functions that take a
+        loader, such as ``train_one_epoch(model, loader)``, accept it unchanged, and so does tqdm.
 
         The batch size is the hyperparameter ``batch_size`` if there is one, else the argument, else the DataLoader's.
         A DataLoader keeps its meaning (a short last batch or ``drop_last``, ``collate_fn``, ``num_workers``), except
@@ -159,10 +159,10 @@ class Run:
         shuffled. Batches stay where they are loaded: move them to a device yourself.
 
         Args:
-            data: of one data set in all calls.
-            batch_size: unless there is a hyperparameter of that name.
-            num_workers: number of processes that load a data set; a DataLoader states its own. It does not show in the
-                bits: what is drawn while a sample is made is a function of (seed, position).
+            data: the DataLoader or data set; the data set must be the same in all calls.
+            batch_size: used unless there is a hyperparameter of that name.
+            num_workers: number of processes that load a data set; a DataLoader has its own setting. It does not affect
+                the bits: random numbers drawn while a sample is made are a function of (seed, position).
 
         Raises:
             UsageError: the data cannot be addressed by their position, or no batch size is known.
@@ -170,8 +170,8 @@ class Run:
         return self._open_batches(self, data, batch_size, num_workers)
 
     def report(self, *unnamed: object, **metrics: Any) -> None:
-        """Record the metrics of the state after this step. Unless ``wants_report``, they count only where it is the
-        last one (:meth:`stop`).
+        """Record the metrics of the state after this step. If ``wants_report`` is false, they count only if this step
+        is the last one (:meth:`stop`).
 
         Before the loop, these are the metrics of the state that the run begins with. Measuring them must not change
         the attached objects (``model.eval()`` before, ``model.train()`` after).
@@ -190,10 +190,11 @@ class Run:
         log(name, value)
 
     def stop(self) -> NoReturn:
-        """End training with this step: its trials are complete. Report metrics before, whatever ``wants_report`` says.
+        """End training with this step: its trials are complete. Report metrics before, even if ``wants_report`` is
+        false.
 
-        Like leaving the loop, it must be decided by what every step computes (a loss), not by what is measured for
-        reports: when those are wanted depends on the algorithm. (``optuna.TrialPruned`` ends trials as pruned.)
+        Like leaving the loop, this must depend on a value that every step computes (a loss), not on values measured for
+        reports: the algorithm decides when reports are wanted. (``optuna.TrialPruned`` ends trials as pruned.)
         """
         raise StopTraining(f"stopped in step {self._step}")
 
@@ -204,7 +205,7 @@ class Run:
         keeps that number, so that the batch size may change at any step.
         """
         if not self._looping:
-            raise UsageError("run.indices() belongs into the loop over run.steps()")
+            raise UsageError("run.indices() was called outside the loop over run.steps(); call it inside the loop")
         if batch_size < 1:
             raise UsageError(f"run.indices(): the batch size is {batch_size}; it must be at least 1")
         if self._order is None:

@@ -1,7 +1,7 @@
 """The log of training: scalars by step, and printed output.
 
-The user's code calls :func:`log`, and whoever trains a chain states where that goes (:func:`recording`). Nothing of it
-is reached from the trainable, so no log is part of a state. No random number is drawn, no gradient kept.
+The user's code calls :func:`log`, and the code that trains a chain sets the destination (:func:`recording`). The
+trainable does not refer to the log, so no log is part of a state. Logging draws no random number and keeps no gradient.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from hpstage.errors import UsageError
 from hpstage.errors.text import writable
 
 POINTS = 1000
-"""Of each name, the most points of a stretch. Of more, every second is left out, again and again; those stay that begin
-a run of NaN or infinite values."""
+"""Upper bound on the number of points of a name between two boundaries. If there are more, every second one is dropped,
+repeatedly; points that begin a run of NaN or infinite values are kept."""
 
 OUTPUT = 1 << 16
-"""Characters of a stretch's output; the last ones stay."""
+"""Upper bound on the number of characters of output between two boundaries; the last ones are kept."""
 
 _DRAWN_OVER = re.compile(r"[^\n]*\r(?!\n)")
-_NAMES = 1000  # of a stretch; more are a mistake, such as a name with the step in it
+_NAMES = 1000  # of a chain; more are a mistake, such as a name with the step in it
 _LONGEST = 200  # characters of a name
-_PENDING = 256  # values that are looked at together: one wait for the device
+_PENDING = 256  # values that are read together, waiting once for the device
 
 
 class Sink(Protocol):
@@ -44,12 +44,12 @@ _sink: Sink | None = None
 def log(name: str, value: Any) -> None:
     """Log a number, or a tensor of one element, under a name, in the step that is being trained.
 
-    A tensor is not waited for: it is copied, and read later. Several values of a name in one step are averaged. It does
-    nothing where no chain is trained: in ``evaluate``, whose metrics are kept anyway, and in a rehearsal or a
-    verification, which train a step once more.
+    A tensor is copied and read later, without waiting for the device. Several values of a name in one step are
+    averaged. A call has no effect while no chain is trained: in ``evaluate``, whose metrics are recorded anyway, and in
+    a rehearsal or a verification, which train a step once more.
 
     Raises:
-        UsageError: this is not a name, or no number.
+        UsageError: ``name`` is not a valid name, or ``value`` is not a number.
     """
     if _sink is not None:
         _sink.log(name, value)
@@ -73,7 +73,7 @@ def recording(sink: _S) -> Iterator[_S]:
 
 
 class Noted:
-    """Notes what is logged, to be logged elsewhere."""
+    """A sink that keeps logged values, to log them elsewhere later."""
 
     def __init__(self) -> None:
         self.values: list[tuple[str, Any]] = []
@@ -128,7 +128,7 @@ class Recorder:
         """Record printed text."""
         text = writable(text)
         if text.startswith("\r") and self._output and self._output[-1][1].startswith("\r"):
-            self._length -= len(self._output.pop()[1])  # a progress bar, which is drawn over
+            self._length -= len(self._output.pop()[1])  # a progress bar overwrites its line
         self._output.append((self.step, text[-OUTPUT:]))
         self._left_out += max(0, len(text) - OUTPUT)
         self._length += len(self._output[-1][1])
@@ -147,7 +147,7 @@ class Recorder:
         columns, self._columns = self._columns, {}
         series = {}
         for name, column in columns.items():
-            if column.step >= stop:  # logged in a step that did not come to its end
+            if column.step >= stop:  # logged in a step that did not end
                 self._columns[name] = column.last()
             if (found := column.series()).steps:
                 series[name] = found
@@ -172,16 +172,16 @@ class Recorder:
 
 
 class _Column:
-    """The values of one name, thinned as they come: which stay depends on nothing but them."""
+    """The values of one name, thinned as they arrive. Which values are kept depends on the values alone."""
 
     __slots__ = ("_count", "_firsts", "_index", "_points", "_stride", "_total", "_was_finite", "step")
 
     def __init__(self) -> None:
-        self.step = -1  # that of the last value
+        self.step = -1  # step of the last value
         self._total = 0.0
-        self._count = 0  # of its values
-        self._index = 0  # its place among all points
-        self._points: list[tuple[int, int, float, bool]] = []  # index, step, value, whether it stays in any case
+        self._count = 0  # number of values in that step
+        self._index = 0  # index of that step among all points
+        self._points: list[tuple[int, int, float, bool]] = []  # index, step, value, whether it is always kept
         self._stride = 1
         self._firsts = 0
         self._was_finite = True
@@ -233,10 +233,11 @@ def checked_name(name: object) -> str:
 
 
 def snapshot(name: str, value: Any) -> Any:
-    """Return a value that no later change reaches, as a float or as what ``float`` takes later without an error.
+    """Return a copy of a value that later changes do not affect: a float, or an object that ``float`` can convert
+    later.
 
     Raises:
-        UsageError: it is not a number.
+        UsageError: the value is not a number.
     """
     if _is_torch(value):
         try:

@@ -10,7 +10,7 @@ from hpstage.training.capture.values import is_tensor
 
 
 def named_tensors(state: object) -> Iterator[tuple[str, Any]]:
-    """Yield those of what training has changed, whatever the style of the trainable whose state it is."""
+    """Yield the tensors and arrays that training has changed, by name, from a state of any style of trainable."""
     match state:
         case {"model": Mapping() as model, "values": Mapping() as values, "optimizer_class": str()}:
             yield from _tensors({f"model.{name}": value for name, value in model.items()} | dict(values))
@@ -21,7 +21,7 @@ def named_tensors(state: object) -> Iterator[tuple[str, Any]]:
 
 
 def _tensors(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the tensors and arrays in a tree of mappings and sequences, named by the way to them."""
+    """Yield the tensors and arrays in a tree of mappings and sequences, each after its path."""
     if is_tensor(tree) or isinstance(tree, numpy().ndarray):
         yield path, tree
     elif isinstance(tree, Mapping | list | tuple):

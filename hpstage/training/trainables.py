@@ -1,4 +1,4 @@
-"""Conversion of the object a user passes to a Trainable."""
+"""Conversion of the object that a user passes into a Trainable."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def as_trainable(obj: object) -> Trainable:
 
 
 def _adapter_of(kind: type) -> Callable[[object], Adapter] | None:
-    """Return the function that adapts objects of a class: that of the first of its bases, itself included, which has
-    one. What is not imported yet is no base: an adapter is loaded where its objects are."""
+    """Return the function that adapts objects of a class: that of the first class in its method resolution order which
+    has one. So an adapter is loaded only for an object that needs it."""
     for base in kind.__mro__:
         name = f"{base.__module__}.{base.__qualname__}"
         if name in _OWN:
@@ -74,13 +74,13 @@ _OWN = {
 """The adapters of hpstage's own classes, in the form of entry points."""
 
 
-@functools.cache  # a look through all installed distributions
+@functools.cache  # it searches all installed distributions
 def _registered() -> frozenset[str]:
     return frozenset(plugins.registered("hpstage.trainables"))
 
 
 def _check_settings(obj: object) -> None:
-    """Refuse settings of a TorchTrainable on what is none: its own loop would never see them."""
+    """Refuse settings of a TorchTrainable on any other object, whose own loop would ignore them."""
     numerics, nodes = getattr(obj, "numerics", "eager"), getattr(obj, "virtual_nodes", 1)
     if numerics in ("auto", *set(plugins.names("hpstage.step_backends")) - {"eager"}):
         setting = f"numerics = {numerics!r}"
@@ -111,7 +111,7 @@ class Keyed(Adapter):
     """
 
     answers_for_state = True
-    """Whether ``state_dict()`` decides what is state: an attribute that it leaves out is none."""
+    """Whether ``state_dict()`` decides which attributes are state: those that it leaves out are not."""
 
     def __init__(self, subject: Trainable) -> None:
         self.subject: Trainable = subject
@@ -130,7 +130,7 @@ class Keyed(Adapter):
         self._borrowed.take()
         self._set_up(hp)
         if has_torch() != before:
-            # It has imported torch, whose generators were not keyed when it used them.
+            # setup() has imported torch, and may have used its generators before they were keyed.
             self._set_up(hp)
 
     def _set_up(self, hp: Mapping[str, Scalar]) -> None:

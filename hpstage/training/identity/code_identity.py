@@ -43,8 +43,7 @@ class Identity:
     """The identity of the code that trains.
 
     Attributes:
-        described: ``trainable`` (name) and ``code``; if present, also ``attributes``, ``defaults`` and ``data
-            version``.
+        described: ``trainable`` (name), ``code``, and if present ``attributes``, ``defaults`` and ``data version``.
         loaded: digests of each function, class and module as loaded here, and versions of packages, by name; used to
             find out what differs between two processes.
         packages: import names of the libraries that the code names.

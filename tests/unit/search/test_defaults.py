@@ -192,7 +192,7 @@ def test_another_default_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_default_is_refused_before_training(defaults: Any, why: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=rf"defaults of Mine: {why}.*give an attribute .* another name"):
+    with pytest.raises(UsageError, match=rf"defaults of Mine: {why}.*rename the attribute"):
         search(tmp_path / "store", later(defaults=defaults), first_day)
     assert not (tmp_path / "store").exists()
 
