@@ -16,8 +16,8 @@ The function runs in a separate thread with strict hand-over: either it runs or 
 where it requests the next step from ``run.steps()`` (or ``run.batches(loader)``). To fork, hpstage calls the function
 again, and restores the state at the beginning of the loop: the objects that ``run.attach`` was given, and local
 variables. So the code before the loop does the same in every run. A state contains the local variables that may be read
-before they are written again (:mod:`hpstage.training.capture.liveness`), with all that only they reach. If other things
-than variables decide how the function continues (within a loop over another iterator, or if the steps come from
+before they are written again (:mod:`hpstage.training.capture.liveness`), with all that only they reach. If not only
+variables decide how the function continues (within a loop over another iterator, or if the steps come from
 ``next``), these variables must have the values that they had when the loop began. A variable that no state can hold is
 refused by name, no matter how late it changes. Variables that training does not depend on (a clock, a list of losses to
 inspect) are listed in the function's attribute ``stateless``: ``train.stateless = ("losses",)``.
