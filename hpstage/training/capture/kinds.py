@@ -64,6 +64,7 @@ _SKIPPED = (
     *(f"rich.{part}" for part in ("console", "live", "status", "_log_render")),
     "tensorboard",
     "torch.utils.tensorboard",
+    "torch.profiler",
     "optuna",
     "distributed",
     # hpstage.torch.lightning saves what training changes in these.

@@ -115,6 +115,12 @@ def _(kept: Any, self: Odd) -> float:
     return float(self.steps)
 
 
+@odd("a profiler's step", lambda: torch.profiler.profile(schedule=lambda step: torch.profiler.ProfilerAction.NONE))
+def _(kept: Any, self: Odd) -> float:
+    kept.step()
+    return float(kept.step_num)
+
+
 @odd("an attribute that a progress bar is given", lambda: tqdm.tqdm(total=9, disable=True))
 def _(kept: Any, self: Odd) -> float:
     kept.given = getattr(kept, "given", 0) + 1
