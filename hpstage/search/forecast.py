@@ -243,6 +243,7 @@ class Forecast:
         self._synchronous = history.synchronous and not history.by_length
         self._more = more
         self._next = len(trials)
+        self._over_before = len(self._search.over)
         self._branches = _Branches(plan)
         for chain, seconds in running:
             self._branches.advance(chain, seconds)
@@ -282,8 +283,10 @@ class Forecast:
             self._done.add(target)
             self._complete(target)
             if self.results > _MOST:
-                left = self._more + self._next - len(self._search.over)
-                return self._schedule.now * (1.0 + left / max(1, self.results))
+                over = len(self._search.over)
+                left = self._more + self._next - over
+                # Where the simulation has ended no trial, assume that each trial left needs one more result.
+                return self._schedule.now * (1.0 + left / (over - self._over_before or self.results))
 
     def _complete(self, target: _Target) -> None:
         if not self._synchronous:

@@ -22,6 +22,7 @@ from hpstage.algos import (
 )
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.search import call as front_door
+from hpstage.search import forecast
 from hpstage.search.history import History
 from hpstage.search.progress import Progress, ProgressView
 from hpstage.search.progress.view import Display
@@ -133,6 +134,12 @@ def test_if_few_trials_decide_the_duration_nine_of_ten_estimates_are_within_a_fa
 ):
     found = errors(watched(monkeypatch, algorithm, space, 4, 0))
     assert sum(0.5 <= error <= 2.0 for error in found) >= 0.9 * len(found)
+
+
+def test_the_time_of_trials_that_are_not_simulated_is_extrapolated_by_trial_not_by_result(monkeypatch):
+    monkeypatch.setattr(forecast, "_MOST", 200)
+    found = errors(watched(monkeypatch, MedianStopping(10, min_trials=10_000), apart, 4, 0, n_trials=100))
+    assert min(found) >= 0.5 and max(found) <= 2.0
 
 
 @pytest.mark.ci
