@@ -14,7 +14,7 @@ from torch import Tensor
 from hpstage.errors import GangApart, GangLost, UsageError
 from hpstage.schedule import Scalar
 from hpstage.torch.elastic.encoding import decode, decode_failure, encode, encode_failure
-from hpstage.torch.elastic.group import Group, Message
+from hpstage.torch.elastic.group import Group, Message, unbegun
 from hpstage.torch.elastic.reduction import Share, combine
 from hpstage.torch.elastic.virtual_nodes import Failed
 
@@ -69,9 +69,10 @@ class Gang:
         """Compare what the processes are about to train.
 
         Raises:
-            GangApart: they are about to train from different states.
+            GangApart: they are about to train from different states, or one is gone.
         """
-        texts = [message.text.decode() for message in self._group.gather(Message(_Kind.HELLO, who.encode()))]
+        with unbegun():
+            texts = [message.text.decode() for message in self._group.gather(Message(_Kind.HELLO, who.encode()))]
         if len(set(texts)) > 1:
             self.close()
             raise GangApart(

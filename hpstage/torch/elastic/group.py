@@ -36,6 +36,18 @@ class Message(NamedTuple):
     size: int = 0
 
 
+@contextmanager
+def unbegun() -> Iterator[None]:
+    """Raise :class:`GangApart` where a process is lost in the block, in which nothing has been trained yet."""
+    try:
+        yield
+    except GangLost as error:
+        cause = _first_line(error.__cause__ or error)
+        raise GangApart(
+            f"a gang was dissolved before its first step: one of its processes is gone ({cause})"
+        ) from error
+
+
 class Meeting:
     """The meeting point of a gang's processes: the leader listens, and the others connect to it.
 
@@ -92,7 +104,7 @@ class Meeting:
             in_vain: returns whether to stop waiting.
 
         Raises:
-            GangApart: some did not come within ``timeout`` seconds, or cannot be reached.
+            GangApart: some did not come within ``timeout`` seconds, cannot be reached, or are already gone.
         """
         deadline = time.monotonic() + timeout
         apart = f"a gang of {size} processes did not meet at {self.place} within {timeout:g} seconds: "
@@ -110,7 +122,8 @@ class Meeting:
         except OSError as error:
             raise GangApart(f"{apart}{_first_line(error)}. {_REMEDY}") from error
         group = Group(links, rank, size)
-        group.see_memory()
+        with unbegun():
+            group.see_memory()
         return group
 
     def close(self) -> None:

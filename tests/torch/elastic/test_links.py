@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
@@ -16,7 +17,7 @@ from hpstage.errors import GangApart, TrainingError
 from hpstage.torch.elastic import encoding, gang, group, links
 from hpstage.torch.elastic.encoding import decode_failure, encode_failure
 from hpstage.torch.elastic.group import Meeting, Message
-from hpstage.torch.elastic.links import _GREETED, _GREETING, _SIGNATURE, _signature, new_key
+from hpstage.torch.elastic.links import _GREETED, _GREETING, _SIGNATURE, _signature, follow, new_key
 
 
 class Bomb:
@@ -109,6 +110,19 @@ def test_a_false_leader_is_not_followed(answer: bytes) -> None:
         with closing(Meeting.find(address, 60)) as meeting, pytest.raises(GangApart):
             meeting.form(1, 2, 60)
         lying.result(60)
+
+
+def test_a_process_that_is_gone_before_the_first_step_leaves_its_gang_apart() -> None:
+    with closing(Meeting.open("127.0.0.1")) as meeting, ThreadPoolExecutor(1) as threads:
+
+        def die() -> None:
+            with closing(Meeting.find(meeting.address, 60)) as found:
+                follow(found._connection.dup(), found._key, 1, 2, time.monotonic() + 60).close()
+
+        dying = threads.submit(die)
+        with pytest.raises(GangApart, match="before its first step: one of its processes is gone"):
+            meeting.form(0, 2, 60)
+        dying.result(60)
 
 
 def test_each_gang_has_its_own_key() -> None:
