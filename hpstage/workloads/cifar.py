@@ -45,7 +45,7 @@ def read(folder: str, names: Sequence[str]) -> tuple[Tensor, Tensor]:
             raise hpstage.errors.UsageError(f"there is no file {path}: {REMEDY}")
         content = np.fromfile(path, dtype=np.uint8)
         if not content.size or content.size % RECORD or (contents and content.size != contents[0].size):
-            raise hpstage.errors.UsageError(f"{path} is cut off after {content.size:,} bytes: {REMEDY}")
+            raise hpstage.errors.UsageError(f"{path} has a wrong size, {content.size:,} bytes: {REMEDY}")
         if content[::RECORD].max() > 9:
             raise hpstage.errors.UsageError(f"{path} is damaged: it has labels above 9; {REMEDY}")
         contents.append(content)

@@ -34,9 +34,9 @@ def test_images_and_labels_are_those_of_the_records(files: Path) -> None:
     ("damage", "message"),
     [
         (Path.unlink, "there is no file"),
-        (lambda path: path.write_bytes(b""), "cut off after 0 bytes"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-100]), "cut off after 6,046 bytes"),
-        (lambda path: path.write_bytes(path.read_bytes()[: cifar.RECORD]), "cut off after 3,073 bytes"),
+        (lambda path: path.write_bytes(b""), "has a wrong size, 0 bytes"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-100]), "has a wrong size, 6,046 bytes"),
+        (lambda path: path.write_bytes(path.read_bytes()[: cifar.RECORD]), "has a wrong size, 3,073 bytes"),
         (lambda path: path.write_bytes(b"\xff" * 2 * cifar.RECORD), "labels above 9"),
     ],
 )
@@ -58,7 +58,7 @@ def test_a_text_is_mapped_and_not_read(files: Path) -> None:
 def test_a_missing_text_and_one_that_is_too_short_are_named(files: Path) -> None:
     with pytest.raises(UsageError, match=r"there is no file .*nothing\.txt.*GPT_TEXT"):
         gpt.read(str(files / "nothing.txt"), block=16)
-    with pytest.raises(UsageError, match=r"text\.txt has 900 bytes; a block of 256 needs 2,570"):
+    with pytest.raises(UsageError, match=r"text\.txt has 900 bytes; a block of 256 bytes needs 2,570"):
         gpt.read(str(files / "text.txt"), block=256)
 
 

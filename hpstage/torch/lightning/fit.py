@@ -178,8 +178,8 @@ class Session:
         if begins:
             self._begin()
         epoch_loop = self.trainer.fit_loop.epoch_loop
-        # In a step of an epoch, pause only before its first batch; also at the beginning, where the state of an ended
-        # training is loaded in the middle of the epoch.
+        # A step that is an epoch pauses only before its first batch. The first pause loads a state, which may be one
+        # within an epoch, if training had ended there.
         if begins or self._subject.step_unit == "batch" or epoch_loop.batch_progress.current.ready == 0:
             self._pause()
             if self.trainer.fit_loop.done:
