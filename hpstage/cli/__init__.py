@@ -1,1 +1,1 @@
-"""The commands of ``hpstage``, one file each; :mod:`hpstage.cli.app` puts them together."""
+"""The commands of ``hpstage``, one file each; :mod:`hpstage.cli.app` combines them."""

@@ -36,8 +36,8 @@ _FIRST_LINE = "Traceback (most recent call last):"
 
 
 def folded_traceback(error: BaseException) -> str:
-    """Return the text of an error. Where it comes from the user's code, its frames begin with the first of the user's;
-    where it does not, it has all of them."""
+    """Return the traceback of an error as text. It begins with the first frame of the user's code; if the user's code
+    has no frame in it, it is complete."""
     shown = traceback.TracebackException.from_exception(error)
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     before = next((at for at, frame in enumerate(frames) if is_users(frame.f_globals.get("__name__", ""))), 0)
@@ -51,12 +51,12 @@ app = typer.Typer(
     name="hpstage",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # else [brackets] in help texts are markup, and lost
+    rich_markup_mode=None,  # otherwise [brackets] in help texts are taken for markup, and lost
 )
 
 
 class _Command(TyperCommand):
-    """A command that refuses an empty value by name: an empty path is the folder in which it is run."""
+    """A command that refuses empty values. An empty path would mean the current folder."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given, _, _ = self.make_parser(ctx).parse_args(list(args))
@@ -91,34 +91,34 @@ app.command(cls=_Command)(deploy)
 app.command(cls=_Command)(certificates)
 
 
-# Arguments of optimize() that errors name; the options of the command line have the same names.
+# Arguments of optimize() in error messages; the options of the command line have the same names.
 _ARGUMENT = re.compile(r"\b(store|checkpoints|extend)=(True\b)?(?=[\s,;:.)]|$)")
-# The same of ``hpstage train`` and ``branch``, whose store has no option.
+# The same for ``hpstage train`` and ``branch``, where the store is not an option but an argument.
 _OF_RUNS = re.compile(r"(?<!\()\b(metric|steps|at)=(?=[\d,;:.)]|$)")
 _EXTENDED = re.compile(r"at step (\d+) or before, or extend it first: trial\.extend\(steps=(\d+)\)")
 # Commands that import the user's code.
 _IMPORTING = ("run", "train", "branch", "check", "plan", "audit")
-# Of a command line that cannot be read: typer does not name it.
+# The class of typer's errors about the command line, which typer does not export.
 _MISUSED = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 def _message(error: Exception, words: Sequence[str]) -> str:
-    """Return the message of an error that hpstage has not foreseen."""
+    """Return the message of an error that is not hpstage's own."""
     if isinstance(error, OSError) and isinstance(error.filename, str) and error.filename[:50] in " ".join(words):
         return f"hpstage: {error.filename}: {error.strerror}; give another\n"
     return folded_traceback(error)
 
 
 def main() -> None:
-    """Run a command. What hpstage refuses is one line on stderr, with exit status 1.
+    """Run a command. An error of hpstage is printed as one line on stderr, with exit status 1.
 
-    Nothing on stderr holds a secret of a URL of the command line.
+    Secrets in URLs of the command line are masked in errors.
     """
     words = sys.argv[1:]
-    if words[:1] and words[0] in _IMPORTING:  # what they import parses the arguments after --, and only those
+    if words[:1] and words[0] in _IMPORTING:  # the user's code sees only the arguments after --
         mark = words.index("--") if "--" in words else len(words)
         words, sys.argv[1:] = words[:mark], words[mark + 1 :]
-    # As words of their own, and behind --option=.
+    # URLs are words of their own, or follow --option=.
     urls = [word for argument in words for word in (argument, argument.partition("=")[2]) if ":" in word]
     try:
         sys.exit(app(words, standalone_mode=False))

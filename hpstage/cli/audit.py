@@ -1,4 +1,4 @@
-"""``hpstage audit``: a trial trained again without sharing, and compared with a store or a certificate."""
+"""``hpstage audit``: trains a trial again without sharing, and compares it with a store or a certificate."""
 
 from __future__ import annotations
 
@@ -35,29 +35,33 @@ def audit(
         list[str],
         typer.Argument(
             metavar="STORE [TRAINABLE]",
-            help="The store: a folder, or redis://host:6379?prefix=NAME; and its trainable: MODULE:NAME, or "
-            "path/to/script.py:NAME, if it is not in this folder. With a certificate, only the trainable.",
+            help="The store: a folder, or redis://host:6379?prefix=NAME. The trainable: MODULE:NAME, or "
+            "path/to/script.py:NAME; needed only if its script is not in this folder. To repeat a certificate, give "
+            "the trainable alone.",
         ),
     ],
     trial: options.Trial = None,
     study: options.StudyOfNumber = None,
     certificate: Annotated[
         Path | None,
-        typer.Option(help="Write a certificate, with which another machine can repeat it. Without a store: repeat it."),
+        typer.Option(
+            help="With a store: file to write a certificate to, for another machine to repeat the audit. Without a "
+            "store: certificate to repeat."
+        ),
     ] = None,
     checkpoints: options.KeptCheckpoints = None,
     json_file: options.Findings = None,
 ) -> None:
     """Train a trial again without sharing, and compare. It is trained from scratch in a fresh process; its weights and
-    metrics must be the same.
+    metrics must equal those of the search, bit for bit.
 
-    Nothing is captured on the way, so that it finds what capture misses. Where no checkpoint of the trial is left, it
-    is compared by the digests of its states.
+    hpstage does not save or restore any state in this training, so the audit also finds state that a search fails to
+    capture. If a checkpoint of the trial was deleted, the digest of its state is compared.
 
     A certificate holds the identity of code and data, the schedules, the environment, and the digests of all saved
     states. On another machine, hpstage audit --certificate FILE MODULE:NAME repeats the training.
 
-    Exit status: 0 if all is equal, 1 if something differs, 2 if it could not be audited.
+    Exit status: 0 if everything is equal, 1 if something differs, 2 if the trial could not be audited.
 
     Examples:
 
@@ -90,12 +94,12 @@ def audit(
         typer.echo(f"hpstage: {error}", err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        typer.echo("hpstage: interrupted; nothing was compared, and nothing has changed in the store", err=True)
+        typer.echo("hpstage: interrupted before the comparison; the store is unchanged", err=True)
         raise typer.Exit(130) from None
     text = outcome_text(segment, found, clean(id))
     echo(text[0].upper() + text[1:])
     if content is not None:
-        echo(f"Certificate: {clean(certificate)}" if found.equal else "No certificate is written.")
+        echo(f"Certificate: {clean(certificate)}" if found.equal else "No certificate was written.")
     if not found.equal:
         raise typer.Exit(1 if found.apart is not None else 2)
 
@@ -108,13 +112,13 @@ def _audited(
     checkpoints: str | None,
     closing: ExitStack,
 ) -> tuple[str, Segment, Retrained, Certificate | None]:
-    """Return the trial's id, all of it, the outcome of training it again, and the certificate of equality."""
+    """Return the trial's id, the segment of all its steps, the outcome of the audit, and the certificate to write."""
     if len(given) > 2:
-        raise UsageError(f"{' '.join(given[2:])} is one argument too many; give a store, and a trainable")
+        raise UsageError(f"{' '.join(given[2:])} is one argument too many; give a store and a trainable")
     if certificate is not None and len(given) == 1 and _is_trainable(given[0]):
         if trial is not None or study is not None:
             raise UsageError(
-                "a certificate belongs to one trial; leave --trial and --study out, or give the store as well"
+                "a certificate belongs to one trial; leave out --trial and --study, or give the store as well"
             )
         known = certificates.read(certificate)
         nowhere = FolderCheckpoints(closing.enter_context(tempfile.TemporaryDirectory(prefix="hpstage-")), "none")
@@ -125,7 +129,7 @@ def _audited(
     header = read_header(open_journal(given[0], closing=closing, read_only=True))
     planned = (plan.best_trial(study) if trial is None else plan.trial(trial, study)).planned
     if not planned.answered:
-        raise UsageError(f"trial {clean(planned.id)} has no result yet to compare with; audit a trial that has one")
+        raise UsageError(f"trial {clean(planned.id)} has no result yet; audit a trial that has one")
     named = given[1] if len(given) == 2 else recorded(header)
     segment = whole(planned)
     found = _trained(named, segment, plan.checkpoints, header.described, header.loaded, closing)

@@ -1,4 +1,4 @@
-"""``hpstage check``: whether a trainable is exact, before a search uses it."""
+"""``hpstage check``: checks that a trainable is trained exactly, before a search uses it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check(
     space: options.Space,
     steps: Annotated[
         int | None,
-        typer.Option(help="Steps of a trial.  [default: 8, or up to 19 where a schedule changes its form]"),
+        typer.Option(help="Steps of the trial.  [default: 8, or up to 19 to reach a change of a schedule]"),
     ] = None,
     forks: Annotated[int, typer.Option(help="Number of random steps at which to fork the trial.")] = 3,
     seed: Annotated[int, typer.Option(help="Seed for drawing the trial and the forks.")] = 0,
@@ -31,22 +31,23 @@ def check(
     json_file: options.Findings = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Check that training is exact. Forked anywhere, a trial then has the same bits as without sharing.
+    """Check that training is exact. A trial that branches at any step then has the same bits as without sharing.
 
-    A random trial of the space is trained straight through for a few steps, and again: in other processes, given other
-    numbers of threads, from states in memory and on disk, after another trial, evaluated after each step. After every
-    step all that training can reach is compared. What differs first is named, with the likely cause and the remedy.
+    A random trial of the space is trained straight through for a few steps, and then again: in other processes, with
+    other numbers of threads, from states in memory and on disk, after another trial, and evaluated after each step. All
+    objects that training can reach are compared after every step. The first difference is reported, with its likely
+    cause and the remedy.
 
-    It names what no state holds (local variables, what a state_dict() leaves out, iterators, files, caches), what is
-    another in every process (the clock, hashes and addresses, entropy, threads, unseeded data) and what counts for the
-    whole process (numbers of threads, torch's settings). What hpstage captures by itself is exact, and raises no alarm.
+    It finds state that is not saved (local variables, objects that a state_dict() omits, iterators, files, caches),
+    values that differ between processes (clock, hashes, addresses, entropy, threads, unseeded data) and settings of the
+    whole process (numbers of threads, torch's settings). State that hpstage captures by itself is not reported.
 
-    With another step backend than eager, it shows how its first steps compare with eager ones: they agree but for
-    rounding, or they are refused by name.
+    For step backends other than eager, it also compares their first steps with eager ones. Differences beyond rounding
+    are refused.
 
-    It trains some ten times --steps, in five processes.
+    It trains about ten times --steps, in five processes.
 
-    Exit status: 0 if it is exact, 1 if something differs, is refused or fails, 2 if it could not be checked.
+    Exit status: 0 if training is exact, 1 if something differs, is refused or fails, 2 if it could not be checked.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""``hpstage copy``: the plan of a store, with its checkpoints or without, on another store."""
+"""``hpstage copy``: copies the plan of a store, with or without its checkpoints, to another store."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hpstage.store.copying import common_end, copy_records
 from hpstage.store.opening import address_of, is_on_server, open_journal, open_or_make
 from hpstage.store.redaction import shown
 
-# Threads that copy checkpoints of up to _SMALL bytes; larger ones are in memory one at a time.
+# Number of threads that copy checkpoints of up to _SMALL bytes; larger ones are copied one at a time.
 _THREADS = 4
 _SMALL = 64 << 20
 _SHOWN = 5
@@ -43,7 +43,7 @@ def copy(
         str,
         typer.Argument(
             metavar="DESTINATION",
-            help="A folder, or redis://host:6379, with ?prefix=NAME or as the workload's own plan.",
+            help="A folder, or redis://host:6379; add ?prefix=NAME to name the plan there.",
         ),
     ],
     checkpoints: Annotated[
@@ -61,12 +61,12 @@ def copy(
 ) -> None:
     """Copy a store to another, with its checkpoints and logs.
 
-    A search on DESTINATION continues from what was trained on STORE. Interrupted at any time, the same command resumes:
-    what DESTINATION has is compared, and not copied again. Run again later, it copies what was recorded since. A
-    destination that holds another plan, or was searched on since it was copied, is refused.
+    A search on DESTINATION continues from what was trained on STORE. Interrupt the command at any time, and run it
+    again to resume: checkpoints that DESTINATION has are compared, and not copied again. Run it again later to copy
+    what was recorded since. DESTINATION is refused if it holds another plan, or if a search has used it since.
 
-    Searches may run on STORE concurrently: the plan is copied as it is when the command starts. An Optuna study is not
-    part of a store: its storage stays where it is.
+    Searches may run on STORE concurrently: the plan is copied as it is when the command starts. The storage of the
+    Optuna study is not part of a store, and is not copied.
 
     Examples:
 
@@ -85,7 +85,7 @@ def copy(
         target, _ = open_or_make(destination, trainable, plan.workload, closing)
         begin, end = common_end(source, plan.cursor, target, name), plan.cursor
         if place is not None:
-            # Before the records, so that whoever opens the destination finds what they name.
+            # Before the records: whoever opens the destination finds all checkpoints that its records name.
             states.copy_to(to_checkpoints or str(Path(destination) / "checkpoints"))
         copy_records(source, begin, end, target, name)
         echo(
@@ -100,7 +100,7 @@ def copy(
 def _check(
     store: str, destination: str, checkpoints: str | None, to_checkpoints: str | None, *, no_checkpoints: bool
 ) -> str | None:
-    """Check the arguments; return the source of checkpoints, ``None`` if they are not copied."""
+    """Check the arguments. Return the folder or URL of the checkpoints to copy, or ``None`` to copy none."""
     for option, place in (("--checkpoints", checkpoints), ("--to-checkpoints", to_checkpoints)):
         optional(PLACE).of(option, place)
     PLACE.of("STORE", store)
@@ -130,8 +130,8 @@ def _check(
     other = to_checkpoints or str(Path(destination) / "checkpoints")
     if _is_one_place(own, other):
         raise UsageError(
-            f"{shown(other)} is where the checkpoints of STORE are. Give another --to-checkpoints, since gc of one "
-            f"plan deletes the checkpoints of the other there, or leave them with --no-checkpoints"
+            f"{shown(other)} already holds the checkpoints of STORE. Give another --to-checkpoints, since gc of one "
+            f"plan would delete the other plan's checkpoints there, or leave them with --no-checkpoints"
         )
     return own
 
@@ -145,13 +145,13 @@ def _is_one_place(a: str, b: str) -> bool:
 
 @dataclass(slots=True)
 class _States:
-    """The checkpoints and logs that a plan names, as far as they are at ``place``, and what was copied of them.
+    """The checkpoints and logs of a plan that exist at ``place``, and the outcome of copying them.
 
     Args:
-        place: where they are; ``None`` to leave them there.
+        place: the folder or URL of the checkpoints; ``None``: they are not copied.
 
     Raises:
-        UsageError: none of the checkpoints is there.
+        UsageError: the plan has checkpoints, but none of them is at ``place``.
     """
 
     plan: SearchPlan
@@ -175,13 +175,13 @@ class _States:
             )
 
     def copy_to(self, place: str) -> None:
-        """Copy the missing states, and read those at the destination."""
+        """Copy the checkpoints and logs that the destination lacks, and verify those that it has."""
         assert self.source is not None
         target = open_checkpoints(place, self.plan.workload)
         target.check()
         target.identity()
         copying = partial(_tried, copy_checkpoint, self.source, target)
-        for part in self.source.parts().keys() & self.plan.parts.keys():  # first: states name them
+        for part in self.source.parts().keys() & self.plan.parts.keys():  # first, since states name them
             copying(part)
         large = [key for key in self.keys if (kept := self.plan.kept[key].kept) is not None and kept.bytes > _SMALL]
         small = [key for key in self.keys if key not in {*large}]
@@ -212,21 +212,27 @@ def _tried(
 
 
 def _notes(states: _States, journal: Journal, store: str, left: str | None) -> Iterator[str]:
-    """Yield what else there is to know, a line each.
+    """Yield further lines to print: what was not copied, and how to use the copy.
 
     Args:
-        left: where checkpoints that are not copied stay, if it is known.
+        left: the folder or URL of the checkpoints of ``store``, if it is known.
     """
     plan = states.plan
     if states.source is None:
         stay = "where they are" if left is None else f"in {shown(left)}"
-        yield f"The checkpoints stay {stay}: give that as --checkpoints with the copy. No gc there: both plans use it."
+        yield (
+            f"The checkpoints stay {stay}: give this location as --checkpoints when you use the copy. Do not run gc "
+            f"on it: both plans use it."
+        )
     elif lacking := len(plan.kept) - len(states.keys) + len(states.damaged):
-        yield f"Not copied, since missing or damaged: {count_of(lacking, 'checkpoint')}, to be trained again if needed"
+        yield (
+            f"Not copied, since missing or damaged: {count_of(lacking, 'checkpoint')}. Their steps are trained again "
+            f"if needed."
+        )
     for error in states.damaged[:_SHOWN]:
         yield f"  {error}"
     leases = DriverLeases(journal, DriverId(""))
     if any(not leases.seems_gone(driver) for driver in plan.drivers.values()):
-        yield "A search runs on the store: the same command copies what it records from now on."
+        yield "A search is running on the store: run the same command again to copy what it records from now on."
     if Path(study := default_storage(store)).parent == Path(store) and Path(study).exists():
-        yield f"The Optuna study stays in {shown(study)}: give it as --storage with the copy."
+        yield f"The Optuna study stays in {shown(study)}: give this file as --storage when you use the copy."

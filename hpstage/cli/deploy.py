@@ -23,10 +23,10 @@ def deploy(
         str | None, typer.Argument(metavar="NAME", help="The file to print.", show_default="list all files")
     ] = None,
 ) -> None:
-    """Print a deployment file, to be adapted to your cluster: Compose, Kubernetes, Slurm, Grafana.
+    """Print a file for Compose, Kubernetes, Slurm or Grafana. Adapt it to your cluster.
 
-    The first lines of each file say how to use it. The Dockerfile builds the image that Compose and Kubernetes run,
-    from the folder with hpstage's source. The container image of a search is based on it.
+    The first lines of each file explain its use. The Dockerfile builds the image that Compose and Kubernetes run, from
+    the folder with hpstage's source. Base the image of your search on it.
 
     Examples:
 
@@ -40,11 +40,11 @@ def deploy(
     elif found := [file for file in there if name in (file, file.rpartition(".")[0])]:
         sys.stdout.write(there[found[0]])
     else:
-        raise UsageError(f"there is no file {clean(name)!r} to deploy; give one of {', '.join(sorted(there))}")
+        raise UsageError(f"there is no deployment file {clean(name)!r}; give one of {', '.join(sorted(there))}")
 
 
 def _title(text: str) -> str:
-    """Return the first sentence of a file: of its comments, or its description."""
+    """Return the title of a file: its first comment, or its description in JSON."""
     if text.startswith("{"):
         title: str = json.loads(text)["description"]
     else:
@@ -57,13 +57,18 @@ _CERTIFICATE, _KEY = "certificate.pem", "key.pem"
 
 def certificates(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Folder for the certificates, readable by you alone, on all hosts.")
+        Path,
+        typer.Argument(
+            metavar="FOLDER",
+            help="Folder for the certificate, readable only by you, with the same path on all hosts.",
+        ),
     ],
 ) -> None:
-    """Make a certificate and its key for a cluster. It prints the variables with which Dask uses them.
+    """Make a certificate and its key for a cluster. It prints the environment variables with which Dask uses them.
 
-    Scheduler, workers and drivers that have these variables encrypt what they send, and refuse all that do not have the
-    key; addresses then begin with tls://. A folder that has them keeps them, for a year: then remove it.
+    Schedulers, workers and drivers that have these variables encrypt all connections and accept only those that have
+    the key; addresses then begin with tls://. An existing certificate in the folder is not replaced. It is valid for a
+    year: remove the folder then.
 
     Examples:
 
@@ -78,7 +83,7 @@ def certificates(
         if not certificate.exists():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             made = _made()
-            for path, content in zip((key, certificate), made, strict=True):  # the certificate last: it stands for both
+            for path, content in zip((key, certificate), made, strict=True):  # certificate last: if it exists, both do
                 aside = path.with_suffix(f".{os.getpid()}")
                 with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                     file.write(content)

@@ -1,4 +1,4 @@
-"""``hpstage export`` and ``report``: the tables of a plan, the weights of a model, or the report, as files."""
+"""``hpstage export`` and ``report``: write the tables of a plan, the weights of a model, or the report to files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def export(
     target: Annotated[
         Path | None,
         typer.Argument(
-            metavar="TARGET", help="A file for weights, else a folder.", show_default="named like what it holds"
+            metavar="TARGET", help="File for weights; folder for all others.", show_default="named after WHAT"
         ),
     ] = None,
     format: Annotated[Format, typer.Option(help="File format of tables.")] = Format.PARQUET,
@@ -65,7 +65,7 @@ def export(
     step: Annotated[
         str | None,
         typer.Option(
-            help="Step after which to take the weights: a number, or best.", show_default="the last evaluated one"
+            help="Step after which to take the weights: a number, or best.", show_default="the last evaluated step"
         ),
     ] = None,
     part: Annotated[
@@ -74,17 +74,17 @@ def export(
     ] = None,
     checkpoints: options.KeptCheckpoints = None,
 ) -> None:
-    """Write tables, weights, or the runs of a tracker. Tables are of trials, stages, states, workers and events,
-    weights those of a trained model. Trackers are TensorBoard, MLflow and Weights & Biases: each trial is a run.
+    """Write tables, weights, or the runs of a tracker. There are tables of trials, stages, states, workers and events.
+    Weights are those of a trained model. Trackers are TensorBoard, MLflow and Weights & Biases: each trial is a run.
 
-    Files of an earlier export are replaced. The store is not changed. hpstage.report.frames gives the same tables to a
-    notebook; hpstage.accounting.tables says what their columns mean. Weights are a safetensors file with the names of
-    the model's state_dict; hpstage.open(STORE) gives the same to Python.
+    Files of an earlier export are replaced. The store is not changed. In Python, hpstage.report.frames returns the same
+    tables, and hpstage.accounting.tables documents their columns. Weights are written as a safetensors file with the
+    names of the model's state_dict; in Python, hpstage.open(STORE) returns them.
 
-    A run has the trial's parameters, what it has logged (hpstage logs) and its metrics, by step. TensorBoard's event
-    files are in a folder for each trial. MLflow's runs are in FOLDER/mlflow.db (mlflow ui --backend-store-uri
-    sqlite:///FOLDER/mlflow.db) or, without FOLDER, where MLFLOW_TRACKING_URI says, if it is set. Those of Weights &
-    Biases are offline runs: wandb sync FOLDER/wandb/offline-run-* uploads them.
+    A run has the trial's parameters, and its metrics and logged values (hpstage logs) by step. TensorBoard's event
+    files are in one folder per trial. MLflow's runs are in TARGET/mlflow.db (mlflow ui --backend-store-uri
+    sqlite:///TARGET/mlflow.db); without TARGET, on the server of MLFLOW_TRACKING_URI, if that is set. Runs of Weights &
+    Biases are offline: wandb sync TARGET/wandb/offline-run-* uploads them.
 
     Examples:
 
@@ -175,7 +175,7 @@ def _export_tables(store: str, folder: Path, format: Format) -> None:
 
 def _check_installed() -> None:
     try:
-        import pandas  # noqa: F401  only whether it is there
+        import pandas  # noqa: F401  only to see whether it is installed
         import pyarrow  # noqa: F401
     except ImportError:
         raise UsageError(
@@ -191,13 +191,15 @@ def report(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="Folder of the report; created if needed.")
     ] = _FOLDER,
-    study: Annotated[str | None, typer.Option(help="Report this study only; else all of the plan.")] = None,
-    tables: Annotated[bool, typer.Option("--tables", help="Write its tables, too, as CSV files.")] = False,
+    study: Annotated[
+        str | None, typer.Option(help="Report only this study.", show_default="all studies of the store")
+    ] = None,
+    tables: Annotated[bool, typer.Option("--tables", help="Also write the report's tables, as CSV files.")] = False,
 ) -> None:
-    """Write the report of a store. It is a page with its pictures, and with --tables its CSV files.
+    """Write the report of a store. It is a page with pictures; with --tables, also CSV files.
 
-    It reads the store alone, from any host that reaches it, and changes nothing: searches may run at the same time, and
-    the report is of what they have done so far. Files of an earlier report are replaced. It prints where the page is.
+    It needs only the store, from any host that reaches it, and does not change it. Searches may be running: the report
+    then shows what they have done so far. Files of an earlier report are replaced. The path of the page is printed.
 
     Examples:
 

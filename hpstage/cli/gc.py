@@ -1,5 +1,5 @@
-"""``hpstage gc``: removes checkpoints that no record names, or that a budget has no room for. Which are never removed:
-:mod:`hpstage.checkpoints.needed`."""
+"""``hpstage gc``: removes checkpoints that the plan does not record, or that exceed a budget. Checkpoints that are
+still needed are never removed: :mod:`hpstage.checkpoints.needed`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hpstage.plan.facts import DriverId, DriverLeft, StateKey
 from hpstage.plan.log import Log
 from hpstage.report.trial_log import all_log_keys
 
-# Checkpoints that are removed between two looks whether a driver has come, and by how many threads.
+# Number of checkpoints removed before checking again whether a driver has joined, and the threads that remove them.
 _BATCH = 16
 _THREADS = 4
 
@@ -36,7 +36,7 @@ def gc(
     checkpoints: options.KeptCheckpoints = None,
     budget: Annotated[
         str | None,
-        typer.Option(help="Maximum bytes to keep, such as '20 GB'; 0: only checkpoints that are still needed."),
+        typer.Option(help="Maximum bytes to keep, such as '20 GB'; 0: keep only checkpoints that are still needed."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be removed, and change nothing.")
@@ -44,8 +44,9 @@ def gc(
 ) -> None:
     """Remove checkpoints that nothing needs.
 
-    Those that no record of the plan names, leftovers of writers that died, and with --budget as many others as it
-    takes, the cheapest to train again first. What is still needed stays. Searches may run at the same time.
+    It removes checkpoints that the plan does not record and leftovers of writers that died. With --budget, it removes
+    further ones until the rest fits, beginning with those that are cheapest to train again. Checkpoints that are still
+    needed stay. Searches may run at the same time.
 
     Do not run gc on a checkpoint folder that two plans share: it deletes the other plan's checkpoints.
     """
@@ -61,7 +62,7 @@ def gc(
 
 @dataclass(slots=True)
 class _Heap:
-    """Some checkpoints: how many, and their bytes."""
+    """A number of checkpoints, and their bytes."""
 
     count: int = 0
     bytes: int = 0
@@ -73,10 +74,10 @@ class _Heap:
 
 @dataclass(slots=True)
 class Collection:
-    """The results of one run of the command, and what it removes; as text, the table that it prints.
+    """One run of the command: it removes checkpoints, counts them, and returns the counts as a table.
 
-    Bytes are those that the plan has recorded, as in ``hpstage status`` and as budgets count them; of what no record
-    names, those that it takes on its storage.
+    Bytes of a checkpoint are those that the plan has recorded, as in ``hpstage status`` and in budgets. For checkpoints
+    without a record, they are the bytes on the storage.
 
     Args:
         dry_run: change nothing, neither checkpoints nor the journal nor leases.
@@ -90,7 +91,7 @@ class Collection:
     orphans: _Heap = field(default_factory=_Heap, init=False)
     evicted: _Heap = field(default_factory=_Heap, init=False)
     needed: _Heap = field(default_factory=_Heap, init=False)
-    spared: _Heap = field(default_factory=_Heap, init=False)  # that no record names, while a driver is at work
+    spared: _Heap = field(default_factory=_Heap, init=False)  # without a record, but a driver may be about to write it
     foreign: _Heap = field(default_factory=_Heap, init=False)
     damaged: _Heap = field(default_factory=_Heap, init=False)
     stuck: _Heap = field(default_factory=_Heap, init=False)
@@ -104,7 +105,7 @@ class Collection:
     _sizes: dict[StateKey, int] = field(default_factory=dict, init=False)
 
     def collect(self, budget: int | None) -> None:
-        """Find and remove. ``budget``: the maximum bytes that remain; ``None``: all that a record names."""
+        """Find and remove checkpoints. ``budget``: maximum bytes that remain; ``None``: keep all that are recorded."""
         self._sizes, self.before = self._listed()
         self._remove_dead_drivers()
         self._remove_orphans()
@@ -120,7 +121,7 @@ class Collection:
                 self.needed.add(self._sizes.get(state.key, state.bytes))
 
     def _listed(self) -> tuple[dict[StateKey, int], _Heap]:
-        """Return the bytes of each checkpoint on the storage, and of all with the parts that they have in common."""
+        """Return the bytes of each checkpoint on the storage, and the total with the parts that checkpoints share."""
         plan = self.log.plan
         sizes, parts = self.checkpoints.sizes(), self.checkpoints.parts()
         recorded = {key: state.kept.own for key, state in plan.kept.items() if state.kept is not None and key in sizes}
@@ -129,7 +130,7 @@ class Collection:
         return sizes, _Heap(len(sizes), sum(sizes.values()) + sum(parts.values()))
 
     def _remove_dead_drivers(self) -> None:
-        """Declare drivers dead that died, as the next driver would."""
+        """Remove drivers that died from the plan, as the next driver would."""
         plan = self.log.plan
         leases = DriverLeases(self.log.journal, DriverId(f"gc-{os.getpid():x}-{time.time_ns():x}"))
         for other in list(plan.drivers.values()):
@@ -142,8 +143,7 @@ class Collection:
                     self.log.write([left])
 
     def _remove_orphans(self) -> None:
-        """Remove files that no record names. While a driver is running, such a file may be one that a worker has just
-        published."""
+        """Remove checkpoints without a record, unless a driver is running: a worker may just have published them."""
         plan = self.log.plan
         unnamed = [key for key in self._sizes if key not in plan.kept]
         with ThreadPoolExecutor(_THREADS) as pool:
@@ -168,7 +168,7 @@ class Collection:
                 heap.bytes += own
 
     def _remove_logs(self) -> None:
-        """Remove logs of states that no record names. While a driver is at work, they may be of a running chain."""
+        """Remove logs of states without a record, unless a driver is running: they may belong to a running chain."""
         if self.log.plan.drivers:
             return
         named = all_log_keys(self.log.plan)
@@ -180,7 +180,7 @@ class Collection:
                 if not self.dry_run:
                     self.checkpoints.delete_log(key)
             except (CheckpointForeign, CheckpointCorrupt, CheckpointMissing):
-                continue  # of another workload, or of unknown origin
+                continue  # it belongs to another workload, or its origin is unknown
             except CheckpointError as error:
                 typer.echo(f"hpstage: {error}", err=True)
                 continue
@@ -188,7 +188,8 @@ class Collection:
             self.log_bytes += own
 
     def _remove(self, key: StateKey) -> _Heap | None:
-        """Remove an unnamed checkpoint, if it is of this workload and no driver is running. Return what counts it."""
+        """Remove a checkpoint without a record, if it is of this workload and no driver is running. Return the heap
+        that counts it."""
         try:
             self.checkpoints.manifest(key)
             if self.log.plan.drivers:
@@ -208,7 +209,8 @@ class Collection:
 
     @property
     def _for_forks(self) -> bool:
-        """Whether states stay that are kept for trials to come: while a search runs, which may propose them."""
+        """Whether states that are kept for future trials stay: only while a search runs, which may propose such
+        trials."""
         return bool(self.log.plan.drivers)
 
     def _evict(self, budget: int) -> None:
@@ -225,18 +227,18 @@ class Collection:
             self.evicted.add(self._sizes.get(key, 0))
 
     def as_text(self, width: int | None) -> str:
-        """Return what was done as a terminal of ``width`` columns shows it."""
+        """Return the counts as a terminal of ``width`` columns shows them."""
         removed = "to remove" if self.dry_run else "removed"
         rows = [
             ("before", self.before.count, self.before.bytes),
-            (f"{removed}: no record names them", self.orphans.count, self.orphans.bytes),
+            (f"{removed}: not recorded in the plan", self.orphans.count, self.orphans.bytes),
             (f"{removed}: over the budget", self.evicted.count, self.evicted.bytes),
         ]
         if not self.dry_run:
             rows.append(("after", self.after.count, self.after.bytes))
         rows.append(("still needed", self.needed.count, self.needed.bytes))
         for name, heap in (
-            ("left: a driver is at work and may publish them", self.spared),
+            ("left: a running driver may record them", self.spared),
             ("left: of other workloads", self.foreign),
             ("left: damaged, of unknown origin", self.damaged),
             ("left: cannot be read or removed", self.stuck),
@@ -245,13 +247,13 @@ class Collection:
                 rows.append((name, heap.count, heap.bytes))
         cells = [("", "checkpoints", "size"), *((name, f"{count:,}", size(own)) for name, count, own in rows)]
         notes = [
-            (self.logs, f"{removed}, logs that no record names: {self.logs} ({size(self.log_bytes)})"),
+            (self.logs, f"logs {removed}, not recorded in the plan: {self.logs} ({size(self.log_bytes)})"),
             (self.leftovers, f"leftovers of dead writers removed: {self.leftovers}"),
-            (self.unpublished, f"not published, of writers at work or dead: {size(self.unpublished)}"),
+            (self.unpublished, f"unpublished files of running or dead writers: {size(self.unpublished)}"),
             (self.dead_drivers, f"dead drivers removed from the plan: {self.dead_drivers}"),
-            (self.log.plan.drivers, f"drivers at work: {len(self.log.plan.drivers)}"),
-            (self.waiting, f"written off, but a running chain may save them again: {self.waiting}"),
-            (self.failed, f"written off, but could not be removed: {self.failed}"),
+            (self.log.plan.drivers, f"running drivers: {len(self.log.plan.drivers)}"),
+            (self.waiting, f"recorded as evicted, but a running chain may save them again: {self.waiting}"),
+            (self.failed, f"recorded as evicted, but could not be removed: {self.failed}"),
             (self.dry_run, "Nothing was changed (--dry-run)."),
         ]
         return "\n".join([table(cells, width=width), *(text for said, text in notes if said)])

@@ -1,4 +1,4 @@
-"""``hpstage logs``: what a trial has logged and printed."""
+"""``hpstage logs``: shows the values that a trial has logged, and its printed output."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ def logs(
     trial: options.Trial = None,
     study: options.StudyOfNumber = None,
     name: Annotated[
-        list[str] | None, typer.Option(help="Print what was logged under this name, by step; may be repeated.")
+        list[str] | None, typer.Option(help="Print the values logged under this name, by step; may be repeated.")
     ] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV: all names, or only those given by --name.")] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print the values of all names, or of those given by --name, as CSV.")
+    ] = False,
     checkpoints: options.KeptCheckpoints = None,
 ) -> None:
     """Show what a trial has printed and logged while it trained.
 
-    A trial's log is that of its stages, end to end, whichever trial they were trained for. Of each stage, the end of
-    what it printed is kept. The store is not changed.
+    The log of a trial joins the logs of its stages, including stages that were trained for another trial. Only the end
+    of each stage's printed output is kept. The store is not changed.
 
     Examples:
 
@@ -55,7 +57,7 @@ def _chosen(log: TrialLog, names: list[str] | None, trial: str) -> TrialLog:
     for name in names:
         if name not in log.values:
             there = ", ".join(map(clean, log.values)) or "nothing"
-            raise UsageError(f"trial {clean(trial)} has logged nothing as {clean(name)!r}; there is: {there}")
+            raise UsageError(f"trial {clean(trial)} has logged nothing as {clean(name)!r}; it has logged: {there}")
     return TrialLog({name: log.values[name] for name in names}, log.output)
 
 
@@ -72,8 +74,8 @@ def _show_all(log: TrialLog, trial: str) -> None:
     for name, values in log.values.items():
         steps = list(values)
         echo(
-            f"{clean(name)}: {count_of(len(steps), 'value')} of steps {steps[0]:,} to {steps[-1]:,}, from "
-            f"{values[steps[0]]:.6g} to {values[steps[-1]]:.6g}; --name {clean(name)} prints them"
+            f"{clean(name)}: {count_of(len(steps), 'value')} from step {steps[0]:,} ({values[steps[0]]:.6g}) to step "
+            f"{steps[-1]:,} ({values[steps[-1]]:.6g}); --name {clean(name)} prints them"
         )
     if not (log.output or log.values):
         echo(f"Trial {clean(trial)} has printed and logged nothing.")

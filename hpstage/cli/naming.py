@@ -1,4 +1,4 @@
-"""Finds the objects that a command line names: a space, a trainable, an algorithm, an executor."""
+"""Import or create the objects named on a command line: a space, a trainable, an algorithm, an executor."""
 
 from __future__ import annotations
 
@@ -29,24 +29,31 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# Modules that are scripts, which another script of the same name may follow.
+# Names of modules that were imported from scripts; another script of the same name may replace them.
 _scripts: set[str] = set()
 
 
 def space_named(reference: str) -> Space:
-    """The search space, a function. Raises as :func:`named` does, and where it is none."""
+    """Return the search space that ``reference`` names.
+
+    Raises:
+        UsageError: there is no such module or name, or it is not a function.
+    """
     space = named(reference, "the space")
     if not callable(space) or isinstance(space, type):
         kind = f"the class {space.__name__}" if isinstance(space, type) else f"of type {type(space).__name__}"
-        raise UsageError(f"{reference} is {kind}; name a function of an optuna.Trial")
+        raise UsageError(f"{reference} is {kind}; name a function that takes an optuna.Trial")
     return space  # type: ignore[no-any-return]
 
 
 def trainable_named(reference: str, module: ModuleType | None = None) -> object:
-    """The trainable; of a class, an instance that is made without arguments. Raises as :func:`named` does.
+    """Return the trainable that ``reference`` names; a class is instantiated without arguments.
 
     Args:
-        module: the module that is named, if it was imported already.
+        module: the named module, if it is imported already.
+
+    Raises:
+        UsageError: there is no such module or name, or the class needs arguments.
     """
     subject = named(reference, "the trainable", module)
     if not isinstance(subject, type):
@@ -55,14 +62,18 @@ def trainable_named(reference: str, module: ModuleType | None = None) -> object:
         inspect.signature(subject).bind()
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"{reference} is a class that cannot be made without arguments ({error}); name an instance of it instead"
+            f"{reference} is a class that cannot be instantiated without arguments ({error}); name an instance instead"
         ) from None
     return subject()
 
 
 def named(reference: str, what: str, module: ModuleType | None = None) -> Any:
-    """Return the object that ``MODULE:NAME`` or ``path/to/script.py:NAME`` names; the module is imported as if run from
-    here.
+    """Return the object that ``MODULE:NAME`` or ``path/to/script.py:NAME`` names. Modules of the current folder, or of
+    the script's folder, are found.
+
+    Args:
+        what: the object in error messages, such as ``"the space"``.
+        module: the named module, if it is imported already.
 
     Raises:
         UsageError: there is no such module or name.
@@ -77,7 +88,11 @@ def named(reference: str, what: str, module: ModuleType | None = None) -> Any:
 
 
 def imported_as_main(reference: str, closing: ExitStack) -> ModuleType:
-    """Import the module that is named as workers import the script of a search. Raises as :func:`named` does."""
+    """Import the module of ``reference`` as ``__main__``, as workers import the script of a search.
+
+    Raises:
+        UsageError: there is no such module or script, or importing it exits.
+    """
     module_name, _ = _parts(reference, "the trainable")
     if module_name.endswith(".py"):
         file = Path(module_name).resolve()
@@ -98,11 +113,15 @@ def imported_as_main(reference: str, closing: ExitStack) -> ModuleType:
 
 
 def trainable_of(named: str, loaded: Mapping[str, str], closing: ExitStack) -> tuple[object, dict[str, str] | None]:
-    """Import the trainable of a plan as it was imported then. Return it, and how processes import its script, if it was
-    of the script that Python ran. Raises as :func:`named` does.
+    """Import the trainable of a plan as the plan's search did. Return it, and how other processes import its script, if
+    the trainable was defined in ``__main__``.
 
     Args:
+        named: ``MODULE:NAME`` or ``path/to/script.py:NAME``.
         loaded: digests of the code that the plan was made with, by name.
+
+    Raises:
+        UsageError: as in :func:`trainable_named`.
     """
     of_script = any(name.startswith("__main__.") for name in loaded)
     subject = trainable_named(named, imported_as_main(named, closing) if of_script else None)
@@ -111,19 +130,20 @@ def trainable_of(named: str, loaded: Mapping[str, str], closing: ExitStack) -> t
 
 
 def recorded(header: PlanCreated) -> str:
-    """Return the trainable as a plan names it, from the current folder.
+    """Return the name of a plan's trainable, to be imported from the current folder.
 
     Raises:
-        UsageError: the plan has no name, or nothing has it.
+        UsageError: the plan has recorded no name that can be imported, or its script is not in the current folder.
     """
     name = clean(header.described.get("trainable", ""))
     if not header.origin:
         raise UsageError(
-            f"no name leads to the {name or 'trainable'} of this plan: it was defined in a notebook, in a function or "
-            f"by a library. Write it into a file, and name it after the store: path/to/script.py:{name or 'NAME'}"
+            f"the {name or 'trainable'} of this plan cannot be imported by name: it was defined in a notebook, in a "
+            f"function or by a library. Write it into a file, and give that after the store: "
+            f"path/to/script.py:{name or 'NAME'}"
         )
     module_name, _, name = header.origin.rpartition(":")
-    # A store may come from anybody, and importing executes: what it names is only looked for here.
+    # A store may come from anybody, and importing runs code: only scripts of the current folder are imported.
     if not module_name.endswith(".py") or (module_name == Path(module_name).name and Path(module_name).is_file()):
         return header.origin
     script = clean(Path(header.folder, module_name))
@@ -142,8 +162,7 @@ def _parts(reference: str, what: str) -> tuple[str, str]:
 
 
 def send_along(reference: str) -> None:
-    """Have a script that was named by its path sent to the workers with what it defines, like the script that Python
-    runs: they have no module of that name."""
+    """Have cloudpickle send a script that was named by its path to the workers, which have no module of that name."""
     module_name, _, _ = reference.rpartition(":")
     if module_name.endswith(".py") and Path(module_name).stem in sys.modules:
         cloudpickle.register_pickle_by_value(sys.modules[Path(module_name).stem])
@@ -157,12 +176,12 @@ def _script(path: Path) -> Any:
     if loaded is not None and getattr(loaded, "__file__", None) == str(path):
         return loaded
     if loaded is not None and path.stem not in _scripts:
-        raise UsageError(f"{path} has the name of the module {path.stem!r}, which is in use; give the script another")
+        raise UsageError(f"{path} has the name of the imported module {path.stem!r}; rename the script")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     import_from(path.parent)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # where classes of the script look for their module
+    sys.modules[path.stem] = module  # classes of the script are looked up there
     sys.argv[:1] = [str(path)]
     try:
         spec.loader.exec_module(module)
@@ -178,7 +197,7 @@ def _script(path: Path) -> Any:
 
 def _exits(module: object, leave: SystemExit) -> UsageError:
     return UsageError(
-        f"{module} exits where it is imported, with status {leave.code}. Its own arguments stand at the end, after --"
+        f"{module} exits with status {leave.code} when it is imported. Give its own arguments at the end, after --"
     )
 
 
@@ -188,10 +207,8 @@ def _module(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and one that it imports is not
-        raise UsageError(
-            f"there is no module {name!r} here; a script is named by its path: path/to/{name}.py"
-        ) from None
+            raise  # the module exists, but it imports one that does not
+        raise UsageError(f"there is no module {name!r}; give a script by its path: path/to/{name}.py") from None
 
 
 def import_from(folder: Path) -> None:
@@ -201,29 +218,40 @@ def import_from(folder: Path) -> None:
 
 
 def algorithm_named(text: str) -> Algorithm:
-    """The algorithm that ``SuccessiveHalving(15, 4, tree_aware=False)`` describes. Raises as :func:`made` does."""
+    """Return the algorithm that a text such as ``SuccessiveHalving(15, 4, tree_aware=False)`` describes.
+
+    Raises:
+        UsageError: as in :func:`made`.
+    """
     from hpstage.algorithm import Algorithm
 
     return made(text, "--algorithm", "hpstage.algorithms", Algorithm)  # type: ignore[type-abstract]
 
 
 def executor_named(text: str) -> Executor:
-    """The executor that ``InlineExecutor()`` describes. Raises as :func:`made` does."""
+    """Return the executor that a text such as ``InlineExecutor()`` describes.
+
+    Raises:
+        UsageError: as in :func:`made`.
+    """
     from hpstage.executor import Executor
 
     return made(text, "--executor", "hpstage.executors", Executor)  # type: ignore[type-abstract]
 
 
 def made(text: str, option: str, group: plugins.Group, port: type[_T]) -> _T:
-    """Make the object that a text such as ``Name(15, 4)`` describes; only the named class, a plugin, is called.
+    """Create the object that a text such as ``Name(15, 4)`` describes. Only the named class, a plugin, is called.
+
+    Args:
+        option: the option that has the text, for error messages.
 
     Raises:
-        UsageError: the name is not known or its plugin is broken, an argument is not a plain value, or the class
-            rejects the arguments.
+        UsageError: the name is unknown or its plugin is broken, an argument is not a literal, or the class rejects the
+            arguments.
     """
     try:
         expression = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError) as error:  # ValueError: a text that is no Unicode
+    except (SyntaxError, ValueError) as error:  # ValueError: the text is not valid Unicode
         raise UsageError(f"{option} {text!r} cannot be read: {getattr(error, 'msg', error)}") from None
     call = expression if isinstance(expression, ast.Call) else ast.Call(expression, [], [])
     known = plugins.names(group)
@@ -234,7 +262,7 @@ def made(text: str, option: str, group: plugins.Group, port: type[_T]) -> _T:
         arguments = [ast.literal_eval(argument) for argument in call.args]
         named_arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
     except ValueError:
-        raise UsageError(f"{option} {text!r}: arguments are plain values, such as 15 or 'asynchronous'") from None
+        raise UsageError(f"{option} {text!r}: give plain values as arguments, such as 15 or 'asynchronous'") from None
     try:
         return kind(*arguments, **named_arguments)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have, each with one name, type and help."""
+"""Arguments and options that several commands share, each with one name, type and help."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Trainable = Annotated[
 Space = Annotated[
     str, typer.Argument(metavar="SPACE", help="The search space: a function, MODULE:NAME or path/to/script.py:NAME.")
 ]
-Steps = Annotated[int | None, typer.Option(help="Steps of a full trial; not needed for a sweep, which sets them.")]
+Steps = Annotated[int | None, typer.Option(help="Steps of a full trial; not needed for a sweep, which has its own.")]
 Algorithm = Annotated[
     str, typer.Option(help="Algorithm of hpstage.algos or of a plugin, with its arguments: 'SuccessiveHalving(15, 4)'.")
 ]
@@ -42,20 +42,30 @@ Trial = Annotated[
     str | None,
     typer.Option(help="The trial: STUDY/NUMBER, or a number.", show_default="the best trial of the only study"),
 ]
-StudyOfNumber = Annotated[str | None, typer.Option(help="Study of the trial given by a number, if there are several.")]
+StudyOfNumber = Annotated[
+    str | None, typer.Option(help="Study of the trial, if --trial is a number and the store has several studies.")
+]
 KeptCheckpoints = Annotated[
-    str | None, typer.Option("--checkpoints", help="Where checkpoints are, if not in the folder: a folder or a URL.")
+    str | None, typer.Option("--checkpoints", help="Folder or URL of the checkpoints, if they are not in STORE.")
 ]
 Checkpoints = Annotated[
-    str | None, typer.Option(help="Checkpoints: a folder or URL that all workers reach; by default in the store.")
+    str | None, typer.Option(help="Folder or URL for checkpoints that all workers reach; by default in the store.")
 ]
 CheckpointBudget = Annotated[str | None, typer.Option(help="Maximum bytes of all checkpoints, such as '20 GB'.")]
 CheckpointEvery = Annotated[int | None, typer.Option(help="Save a checkpoint every so many steps.")]
-EvaluateEvery = Annotated[int | None, typer.Option(help="Evaluate each trial every so many steps, too.")]
-Audit = Annotated[str, typer.Option(help="What to train again and compare: idle, winner or off.")]
+EvaluateEvery = Annotated[int | None, typer.Option(help="Also evaluate each trial every so many steps.")]
+Audit = Annotated[
+    str,
+    typer.Option(
+        help="Train again, to verify exactness: idle (samples, on idle workers), winner (the best trial) or off."
+    ),
+]
 Environment = Annotated[
     str | None,
-    typer.Option(help="Workers to use, by the name of their device, such as A100; any: all, though bits differ."),
+    typer.Option(
+        help="Train only on workers whose device has this in its name, such as A100; any: on all devices, though they "
+        "compute different bits."
+    ),
 ]
 Scheduler = Annotated[
     str | None, typer.Option(help="Address of a Dask scheduler: tcp://head:8786; by default a local cluster.")
@@ -65,27 +75,34 @@ Workers = Annotated[
 ]
 NamedExecutor = Annotated[
     str | None,
-    typer.Option("--executor", help="Another executor with its arguments: 'InlineExecutor()' trains in this process."),
+    typer.Option(
+        "--executor", help="Executor with its arguments, instead of Dask: 'InlineExecutor()' trains in this process."
+    ),
 ]
-Findings = Annotated[Path | None, typer.Option("--json", help="Write the findings to this file.")]
+Findings = Annotated[Path | None, typer.Option("--json", help="Also write the findings to this file, as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
 def executor_of(named: str | None, scheduler: str | None, n_workers: int | None, closing: ExitStack) -> Executor:
-    """The named executor; else a local cluster, or the cluster of the given scheduler."""
+    """Return the named executor, or one for the given scheduler, or one for a local cluster.
+
+    Raises:
+        UsageError: the options exclude one another, or the executor is unknown.
+        ClusterError: no scheduler answers at the address.
+    """
     from distributed import Client
 
     from hpstage.cluster import DaskExecutor
 
     if named is not None:
         if scheduler is not None or n_workers is not None:
-            raise UsageError("--executor excludes --scheduler and --n-workers, which are of Dask; leave them out")
+            raise UsageError("--scheduler and --n-workers are for Dask; leave them out with --executor")
         return executor_named(named)
     optional(WORKERS).of("--n-workers", n_workers)
     if scheduler is None:
         return DaskExecutor(n_workers=n_workers)
     if n_workers is not None:
-        raise UsageError("--n-workers sizes the local cluster; leave it out with --scheduler")
+        raise UsageError("--n-workers is for a local cluster; leave it out with --scheduler")
     try:
         return DaskExecutor(closing.enter_context(Client(scheduler, set_as_default=False)))
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""``hpstage plan``: the estimated cost of a search, before running it."""
+"""``hpstage plan``: estimates the cost of a search before running it."""
 
 from __future__ import annotations
 
@@ -28,25 +28,29 @@ if TYPE_CHECKING:
 def plan(
     space: options.Space,
     steps: options.Steps = None,
-    n_trials: Annotated[int | None, typer.Option(help="Number of trials; a grid ends by itself.")] = None,
+    n_trials: Annotated[int | None, typer.Option(help="Number of trials; not needed for a grid or a sweep.")] = None,
     sampler: options.Sampler = "random",
     seed: options.Seed = 0,
     algorithm: options.Algorithm = "FullTraining()",
     gpus: Annotated[str, typer.Option(help="Numbers of workers to compare.")] = "1,2,4,8",
     step_seconds: Annotated[
-        float | None, typer.Option(help="Seconds per step; without it, times are in steps.")
+        float | None, typer.Option(help="Seconds per step; if not given, times are in steps.")
     ] = None,
     evaluate_seconds: Annotated[float | None, typer.Option(help="Seconds per evaluation.")] = None,
     load_seconds: Annotated[float | None, typer.Option(help="Seconds to load a checkpoint.")] = None,
     save_seconds: Annotated[float | None, typer.Option(help="Seconds to write a checkpoint.")] = None,
     checkpoint_bytes: Annotated[str | None, typer.Option(help="Size of a checkpoint, such as '200 MB'.")] = None,
-    checkpoint_every: Annotated[int | None, typer.Option(help="As for optimize().")] = None,
+    checkpoint_every: options.CheckpointEvery = None,
     virtual_nodes: Annotated[
         int | None,
         typer.Option(min=1, help="Maximum number of workers that train a trial together, as in TorchTrainable."),
     ] = None,
-    store: Annotated[str | None, typer.Option(help="A trained plan whose figures to use: a folder or a URL.")] = None,
-    checkpoints: Annotated[str | None, typer.Option(help="Checkpoints of --store, if not in its folder.")] = None,
+    store: Annotated[
+        str | None, typer.Option(help="Store of an earlier search, whose measured costs to use: a folder or a URL.")
+    ] = None,
+    checkpoints: Annotated[
+        str | None, typer.Option(help="Folder or URL of the checkpoints of --store, if they are not in it.")
+    ] = None,
     metric: Annotated[
         str | None,
         typer.Option(help="Metric in --store to optimize.  [default: that of its latest search]"),
@@ -55,14 +59,17 @@ def plan(
         str | None, typer.Option(help="Measure a few steps of this trainable here: MODULE:NAME.")
     ] = None,
     deadline: Annotated[
-        str | None, typer.Option(help="Find the cheapest fixed and elastic fleets that meet it: 90min, 8h, 2d.")
+        str | None,
+        typer.Option(help="Find the cheapest fixed and elastic fleets that finish in this time: 90min, 8h, 2d."),
     ] = None,
     gpu_price: Annotated[float | None, typer.Option(help="Price per GPU-hour.")] = None,
     start_seconds: Annotated[float, typer.Option(help="Seconds to start a worker of an elastic fleet.")] = 60.0,
     lifetime: Annotated[str | None, typer.Option(help="Mean lifetime of a preemptible GPU: 4h.")] = None,
     notice: Annotated[str, typer.Option(help="Time between the notice and the loss of a preemptible GPU: 2min.")] = "0",
-    slow: Annotated[float, typer.Option(help="Share of GPUs that are three times as slow.")] = 0.0,
-    rehearsals: Annotated[int, typer.Option(help="Number of sets of random metrics, if metrics decide.")] = 9,
+    slow: Annotated[float, typer.Option(help="Share of GPUs that are three times as slow, such as 0.1.")] = 0.0,
+    rehearsals: Annotated[
+        int, typer.Option(help="Number of rehearsals with random metrics, if the search depends on metrics.")
+    ] = 9,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
     """Estimate the cost of a search before running it.
@@ -70,8 +77,9 @@ def plan(
     It prints trials, steps with and without sharing, GPU-hours, the makespan by number of GPUs, and checkpoints.
     Nothing is trained, except a few steps with --trainable.
 
-    Options override figures of --store or --trainable. Metrics are those measured on --store, and random where there
-    are none: on the store of a search, the plan of another algorithm is exact. The module of the space is imported.
+    Costs are measured on --store or --trainable; options such as --step-seconds override them. If the search depends on
+    metrics, those measured on --store are used, and random ones where none were measured. The estimate is exact for
+    another algorithm, if --store has measured all the metrics that it needs. The module of the space is imported.
     """
     from hpstage.checkpoints.eviction import BYTES
     from hpstage.rehearsal.preflight import preflight
@@ -125,7 +133,7 @@ def plan(
 
 
 def _first(*figures: Any) -> Any:
-    """The first that is there; the last, if none is."""
+    """Return the first figure that is not ``None``, or the last one, if all are."""
     return next((figure for figure in figures if figure is not None), figures[-1])
 
 
@@ -144,7 +152,7 @@ def _disruptions(lifetime: str | None, notice: str, slow: float, start_seconds: 
 
     warned = _seconds("--notice", notice)
     if lifetime is None and warned:
-        raise UsageError("--notice is only for preemptible GPUs; give their --lifetime, too")
+        raise UsageError("--notice is only for preemptible GPUs; give their --lifetime as well")
     if lifetime is None and not slow:
         return None
     there = math.inf if lifetime is None else _seconds("--lifetime", lifetime)
@@ -161,7 +169,12 @@ def _seconds(option: str, text: str) -> float:
 
 
 def _of_store(store: str, checkpoints: str | None, metric: str | None) -> tuple[Costs, Precedent | None]:
-    """Costs, and what was measured of the metric; by default that of the latest search, if it was measured."""
+    """Return the costs that a store has measured, and its plan with the metric to optimize.
+
+    Args:
+        metric: name of the metric. ``None``: the metric of the latest search on the store. If it was not measured, no
+            plan is returned.
+    """
     from hpstage.driver.places import open_existing
     from hpstage.rehearsal.costs import costs_of_plan
     from hpstage.rehearsal.stand_in_metrics import Precedent, measured_on

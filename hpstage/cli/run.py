@@ -1,4 +1,4 @@
-"""``hpstage run``: a search from the command line."""
+"""``hpstage run``: runs a search from the command line."""
 
 from __future__ import annotations
 
@@ -28,29 +28,32 @@ def run(
     trainable: options.Trainable,
     space: options.Space,
     metric: Annotated[
-        list[str], typer.Option(help="Name of the metric of evaluate() to optimize; once for each objective.")
+        list[str], typer.Option(help="Name of the metric to optimize, of evaluate(); repeat it for each objective.")
     ],
     steps: options.Steps = None,
     direction: Annotated[
-        list[str] | None, typer.Option(help="minimize or maximize, once for each metric; needed for a new study.")
+        list[str] | None, typer.Option(help="minimize or maximize, once per --metric; needed for a new study.")
     ] = None,
     n_trials: Annotated[
-        int | None, typer.Option(help="Number of trials; by default until --timeout or Ctrl-C.")
+        int | None, typer.Option(help="Number of trials; by default, the search runs until --timeout or Ctrl-C.")
     ] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds after which no further stage is started.")] = None,
     algorithm: options.Algorithm = "FullTraining()",
     sampler: options.Sampler = "tpe",
     seed: options.Seed = 0,
-    study_name: Annotated[str | None, typer.Option(help="Name of the study; by default that of the trainable.")] = None,
+    study_name: Annotated[
+        str | None, typer.Option(help="Name of the study; by default the name of the trainable.")
+    ] = None,
     storage: Annotated[
         str | None,
         typer.Option(
-            help="Storage of the study: a file, redis:// or a database URL; by default optuna.log next to the plan."
+            help="Storage of the Optuna study: a file, redis:// or a database URL; by default optuna.log in the folder "
+            "of --store, else in .hpstage."
         ),
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(help="Store of the plan: a folder or redis://; by default one per workload in .hpstage."),
+        typer.Option(help="Store of the search plan: a folder or redis://; by default one per workload in .hpstage."),
     ] = None,
     checkpoints: options.Checkpoints = None,
     checkpoint_budget: options.CheckpointBudget = None,
@@ -62,7 +65,8 @@ def run(
     n_workers: options.Workers = None,
     executor: options.NamedExecutor = None,
     extend: Annotated[
-        bool, typer.Option("--extend", help="Continue the last search: more steps, more trials, another algorithm.")
+        bool,
+        typer.Option("--extend", help="Continue the last search with more steps, more trials or another algorithm."),
     ] = False,
     report: Annotated[Path | None, typer.Option(help="Write the report into this folder.")] = None,
     quiet: options.Quiet = False,
@@ -72,9 +76,9 @@ def run(
     Interrupt it with Ctrl-C at any time; run the same command again to resume. A second Ctrl-C stops at once. After the
     end of a search, the same command adds as many trials again.
 
-    Scripts are sent to the workers as they are; modules that they import must be there.
+    Scripts are sent to the workers; modules that a script imports must be installed there.
 
-    Exit status: 0; 1 if it cannot be done or no trial has a value, 130 after Ctrl-C.
+    Exit status: 0 on success, 1 after an error or if no trial has a value, 130 after Ctrl-C.
 
     Examples:
 
@@ -89,7 +93,7 @@ def run(
     import optuna
 
     import hpstage
-    import hpstage.cluster  # before the script, which may have the name of a module that this needs
+    import hpstage.cluster  # before the script: it may have the name of a module that hpstage.cluster imports
     from hpstage.rehearsal.samplers import named_sampler
 
     function = space_named(space)
@@ -107,12 +111,12 @@ def run(
     if (before := len(there)) and not extend:
         if all(trial.state.is_finished() for trial in there):
             typer.echo(
-                f"hpstage: the study has {count_of(before, 'trial')}, and this adds more, unless its last search was "
-                f"interrupted (--extend continues that search)",
+                f"hpstage: the study has {count_of(before, 'trial')}; this command adds more, or resumes the last "
+                f"search if it was interrupted (--extend continues a finished search)",
                 err=True,
             )
         in_order = optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler, optuna.samplers.QMCSampler
-        if not isinstance(chosen, in_order):  # those take up their order; others would propose the same trials again
+        if not isinstance(chosen, in_order):  # these resume their order; others would propose the same trials again
             study.sampler = named_sampler(sampler, function, length, (seed + before) % 2**32)
     with ExitStack() as closing:
         trains = options.executor_of(executor, scheduler, n_workers, closing)
@@ -139,7 +143,7 @@ def run(
             )
         except KeyboardInterrupt:
             typer.echo(
-                f"hpstage: interrupted; all progress is saved: the same command resumes it (study {where})", err=True
+                f"hpstage: interrupted; all progress is saved, and the same command resumes (study {where})", err=True
             )
             raise typer.Exit(130) from None
     echo(folded(as_text(result, metric), columns()))
@@ -155,17 +159,19 @@ def run(
 
 
 def as_text(result: Result, metrics: Sequence[str]) -> str:
-    """The best trial, or the Pareto front, and what sharing saved."""
+    """Return the best trial, or the trials of the Pareto front, and the savings as text."""
     trials = result.study.get_trials(deepcopy=False)
     lines = []
     for best in _best(result):
         values = ", ".join(f"{clean(name)} {value:.6g}" for name, value in zip(metrics, best.values, strict=True))
-        elsewhere = "" if result.trial_id(best.number) in result.plan.trials else ", of another store or other code"
+        elsewhere = (
+            "" if result.trial_id(best.number) in result.plan.trials else " (trained on another store or by other code)"
+        )
         lines.append(f"Best trial {best.number}: {values} with {clean(best.params)}{elsewhere}")
     lines = lines or ["No trial has ended with a value."]
     left = sum(not trial.state.is_finished() for trial in trials)
     if left:
-        lines.append(f"{count_of(left, 'trial')} not finished yet: the same command continues.")
+        lines.append(f"{count_of(left, 'trial')} not finished yet: run the same command again to continue.")
     return "\n".join([*lines, "", str(result.savings)])
 
 

@@ -1,4 +1,4 @@
-"""``hpstage runs``: the trials of a store as a table."""
+"""``hpstage runs``: shows the trials of a store as a table."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ def runs(
             show_default="all in .hpstage",
         ),
     ] = None,
-    study: Annotated[str | None, typer.Option(help="Only trials of this study.")] = None,
-    lines: Annotated[int, typer.Option(min=1, help="Maximum number of trials to show: those added last.")] = _LINES,
+    study: Annotated[str | None, typer.Option(help="Show only trials of this study.")] = None,
+    lines: Annotated[int, typer.Option(min=1, help="Maximum number of trials to show; the newest are shown.")] = _LINES,
 ) -> None:
-    """Show the trials of a store, from which others can branch. They are those of searches and single runs.
+    """Show the trials of a store, from which you can branch. They are trials of searches, and single runs.
 
-    A line has how many steps are trained, the best value and its step, the time since it ended or was trained last,
-    what it branches from, how many branches it has, and the bytes of its checkpoints, of which others may have some.
+    A line shows the trial that it branches from, the steps trained, the best value and its step, the time since the
+    trial ended or was last trained, the number of its branches, and the bytes of its checkpoints. Trials may share
+    checkpoints.
 
     Examples:
 
@@ -43,7 +44,7 @@ def runs(
     """
     stores = [store] if store is not None else list(map(str, default_stores()))
     if not stores:
-        raise UsageError(f"there is no store in {DEFAULT_ROOT}; name one, or begin with hpstage train")
+        raise UsageError(f"there is no store in {DEFAULT_ROOT}; give STORE, or begin with hpstage train")
     for number, place in enumerate(stores):
         with ExitStack() as closing:
             plan = open_existing_plan(open_journal(place, closing=closing, read_only=True))

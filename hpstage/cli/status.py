@@ -1,4 +1,4 @@
-"""``hpstage status``: what a plan's searches have done and are doing, from the store alone."""
+"""``hpstage status``: shows what the searches of a store have done and are doing; reads only the store."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from hpstage.report.names import worker_names, workers_in_order
 from hpstage.store import Journal
 from hpstage.store.opening import DEFAULT_ROOT, default_stores, last_written, open_journal
 
-# Lines of running chains, studies and drivers, and causes of failures, on a terminal; --json has all.
+# Maximum number of lines in each of the tables of running chains, studies and drivers; --json has all.
 _LINES = 40
-_CAUSES = 5
+_CAUSES = 5  # of failures that are shown
 _SUMMARY = 200  # characters of an exception
 _NAMED = 5  # studies of a store, in the list of stores
 _CLEAR = "\x1b[H\x1b[2J"
@@ -52,8 +52,8 @@ class DriverStatus(msgspec.Struct, frozen=True):
 
 
 class ChainStatus(msgspec.Struct, frozen=True):
-    """A chain that its driver runs: it is at ``step`` of ``node`` by its last report, and ends at ``stop``
-    of ``last``. ``name``: that of the worker for people, its host and number."""
+    """A running chain. Its last report was at ``step`` of ``node``, and it ends at step ``stop`` of node ``last``.
+    ``name``: the worker's name for people, with host and number."""
 
     chain: str
     worker: str
@@ -67,9 +67,10 @@ class ChainStatus(msgspec.Struct, frozen=True):
 
 
 class PlanStatus(msgspec.Struct, frozen=True):
-    """The whole plan. Seconds are those of workers; those used include wasted ones, those paid also idle time.
-    ``nodes``: those with a requested step. ``audits``: those that came to an end. Their seconds are used by
-    no trial. ``frozen_...``: see :class:`~hpstage.plan.facts.FrozenWork`."""
+    """Figures of the whole plan. Seconds are worker time. ``seconds_used`` is busy time and includes wasted steps;
+    ``seconds_paid`` is allocated time and includes idle time. ``nodes`` counts nodes with a requested step, ``audits``
+    finished audits; the seconds of audits are not in ``seconds_used``. ``frozen_...``: see
+    :class:`~hpstage.plan.facts.FrozenWork`."""
 
     workload: str
     records: int
@@ -99,7 +100,7 @@ class PlanStatus(msgspec.Struct, frozen=True):
 
 
 class CauseStatus(msgspec.Struct, frozen=True):
-    """Exceptions of one class that one line of the user's code raised; ``summary``: the first one's."""
+    """All exceptions of one class from one line of the user's code. ``summary``: text of the first one."""
 
     summary: str
     where: str
@@ -120,13 +121,13 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option(help="Seconds between two refreshes of --watch.")] = 1.0,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One line of JSON; with --watch, one at each change.")
+        bool, typer.Option("--json", help="Print one line of JSON; with --watch, a line at each change.")
     ] = False,
 ) -> None:
     """Show what the searches of a store have done and are doing.
 
-    It reads the store alone, from any host that reaches it, and changes nothing: searches need not run. Without STORE
-    it lists the stores in .hpstage of this folder, where a search is kept that names no store, the last written first.
+    It needs only the store, from any host that reaches it, and does not change it; no search needs to be running.
+    Without STORE, it lists the stores in the folder .hpstage, the default location of stores, the last written first.
 
     Examples:
 
@@ -140,8 +141,8 @@ def status(
     if store is None:
         stores = default_stores()
         if watch or not stores:
-            there = ", ".join(clean(path) for path in stores) or f"none below {DEFAULT_ROOT}"
-            raise UsageError(f"name a STORE; there is {there}")
+            there = ", ".join(map(clean, stores)) or "no store"
+            raise UsageError(f"STORE is missing; give one ({DEFAULT_ROOT} has {there})")
         echo(msgspec.json.encode([str(path) for path in stores]).decode() if as_json else _listed(stores))
         return
     with ExitStack() as closing:
@@ -170,7 +171,7 @@ def status(
 
 
 def _listed(stores: Sequence[Path]) -> str:
-    """A table of stores: their studies, how many trials have ended how, steps, and when each was last written to."""
+    """Return a table of stores: studies, trials by state, steps trained, and the time since the last write."""
     rows = [("store", "studies", "trials", "steps trained", "written")]
     for store in stores:
         age = f"{duration(max(0.0, time.time() - last_written(store)))} ago"
@@ -192,7 +193,7 @@ def _listed(stores: Sequence[Path]) -> str:
 def status_of(account: Account, journal: Journal) -> Status:
     """Return the present figures of an account, and which drivers are alive."""
     plan = account.plan
-    leases = DriverLeases(journal, DriverId("looking on"))  # of which none is changed
+    leases = DriverLeases(journal, DriverId("looking on"))  # only to read the leases of others
     drivers = [
         DriverStatus(other.driver, other.host.partition("/")[0], other.pid, not leases.seems_gone(other), other.at)
         for other in plan.drivers.values()
@@ -203,7 +204,7 @@ def status_of(account: Account, journal: Journal) -> Status:
     chains = []
     names = worker_names(workers_in_order(account)) if plan.chains else {}
     for id, chain in plan.chains.items():
-        # A plan that is driven by one process alone has drivers that never joined.
+        # A driver that has its plan for itself never joins.
         if chain.driver in alive or chain.driver not in plan.drivers:
             first, last = chain.spans[0], chain.spans[-1]
             at = chain.reached
@@ -258,7 +259,7 @@ def _holder(journal: Journal, plan: SearchPlan, study: str) -> str | None:
 
 
 def as_text(found: Status, width: int | None = None) -> str:
-    """The tables that a terminal of ``width`` columns shows."""
+    """Return the status as tables that fit a terminal of ``width`` columns."""
     parts = [
         aligned(_of_plan(found), width=width),
         _table(_STUDY, map(_study_cells, found.studies[-_LINES:]), found.studies, left=4, width=width),
@@ -282,7 +283,7 @@ def _of_plan(found: Status) -> list[tuple[str, str]]:
         ("saved", _saved(found)),
         ("checkpoints", f"{plan.checkpoints:,} ({size(plan.checkpoint_bytes)})"),
     ]
-    if plan.trials == 1:  # which has nothing to share
+    if plan.trials == 1:  # nothing to share with
         rows = [row for row in rows if row[0] not in ("merge rate", "saved")]
     if plan.seconds_audited:
         share = plan.steps_audited / plan.steps_trained if plan.steps_trained else 0.0
@@ -306,7 +307,7 @@ def _table(
     left: int,
     width: int | None,
 ) -> str:
-    """Return the table of the last rows, and how many were left out; empty if there are none."""
+    """Return the table of the last rows, with the number of rows left out; empty if there are no rows."""
     more = [f"... and {len(rows) - _LINES:,} earlier (--json has all)"] if len(rows) > _LINES else []
     return "\n".join([table([titles, *cells], left=left, width=width), *more]) if rows else ""
 
@@ -315,7 +316,7 @@ _STUDY = "study", "state", "trials", "best", "steps requested", "merge rate", "b
 
 
 def _study_cells(study: StudyRow) -> tuple[str, ...]:
-    # Before trials share what was trained, savings are negative.
+    # Savings are negative until trials share stages.
     is_shown = study.state == "ended" or study.seconds_saved > 0
     return (
         clean(study.study),
@@ -363,7 +364,7 @@ def _caused(cause: CauseStatus) -> str:
 
 def _trials(study: StudyRow) -> str:
     counts = ", ".join(f"{number:,} {state.lower()}" for state, number in study.trials.items()) or "none"
-    # Forks are trials beyond those that the search was to propose.
+    # An algorithm's forks are trials in addition to the n_trials that the search proposes.
     unknown = study.n_trials is None or sum(study.trials.values()) > study.n_trials
     return counts if unknown or study.state == "ended" else f"{counts} (of {study.n_trials:,})"
 

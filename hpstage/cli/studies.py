@@ -1,4 +1,4 @@
-"""The Optuna study that a command line names: where it is kept, and its directions."""
+"""Open or create the Optuna study that a command line names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DIRECTIONS = ("minimize", "maximize")
 
 
 def default_storage(store: str | None) -> str:
-    """A journal file next to the store, so that the same command resumes a search."""
+    """Return the default storage of studies: a journal file in the store's folder. The same command thus resumes."""
     folder = Path(DEFAULT_ROOT) if store is None or "://" in store else Path(store)
     return str(folder / _FILE)
 
@@ -29,15 +29,15 @@ def default_storage(store: str | None) -> str:
 def open_study(
     name: str, storage: str, *, directions: Sequence[str], sampler: optuna.samplers.BaseSampler
 ) -> optuna.Study:
-    """The study of this name, which is made if there is none.
+    """Load the study of this name; create it if it does not exist.
 
     Args:
         storage: a file (Optuna's journal), ``redis://host:6379`` (its journal on Redis) or a database's URL.
-        directions: ``minimize`` or ``maximize`` for each objective; none are needed for a study that is there.
+        directions: ``minimize`` or ``maximize`` for each objective; may be empty for an existing study.
 
     Raises:
-        UsageError: the storage cannot be opened, a direction is none, a new study has none, or one that is there has
-            others.
+        UsageError: the storage cannot be opened, a direction is invalid, a new study has no direction, or an existing
+            study has other directions.
     """
     import optuna
 
@@ -61,8 +61,8 @@ def open_study(
     own = [direction.name.lower() for direction in study.directions]
     if directions and list(directions) != own:
         raise UsageError(
-            f"study {name!r} in {shown(storage)} is to {' and '.join(own)}; leave --direction out, or give another "
-            f"--study-name"
+            f"study {name!r} in {shown(storage)} has the direction {' and '.join(own)}; leave out --direction, or give "
+            f"another --study-name"
         )
     return study
 
@@ -75,16 +75,16 @@ def _open(storage: str) -> optuna.storages.BaseStorage:
     try:
         if re.match("(rediss?|unix)://", storage):
             with warnings.catch_warnings():
-                # Who runs a command did not choose the class, and can do nothing about it.
+                # The user of a command did not choose this class, and cannot change it.
                 warnings.simplefilter("ignore", ExperimentalWarning)
                 return JournalStorage(JournalRedisBackend(storage))
         if "://" in storage:
             return RDBStorage(storage)
         if os.path.exists(storage) and not os.path.isfile(storage):
-            raise OSError("it is not a file")  # a pipe would be waited for
+            raise OSError("it is not a file")  # opening a pipe would block
         Path(storage).parent.mkdir(parents=True, exist_ok=True)
         return JournalStorage(JournalFileBackend(storage))
-    except Exception as error:  # a database's driver raises whatever it likes
+    except Exception as error:  # the driver of a database may raise anything
         reason = redacted(_first_line(error), storage)
         raise UsageError(f"--storage {shown(storage)} cannot be opened: {reason}") from shown_cause(error, storage)
 

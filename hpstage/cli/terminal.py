@@ -1,5 +1,4 @@
-"""Text for a terminal: it fits the terminal's width, and control characters in names that users typed are shown, not
-obeyed."""
+"""Print text to a terminal: it fits the width, and characters that the terminal cannot encode are escaped."""
 
 from __future__ import annotations
 
@@ -14,17 +13,17 @@ from hpstage.errors.text import writable
 
 
 def echo(text: str) -> None:
-    """Write to standard output; escape the characters that its encoding lacks."""
+    """Write to standard output. Characters that its encoding lacks are escaped."""
     typer.echo(writable(text, _encoding()))
 
 
 def columns() -> int | None:
-    """Return the width that text has to fit; ``None`` where programs read it, or files keep it: nothing is folded."""
+    """Return the width of the terminal; ``None`` if standard output is a pipe or a file, where nothing is folded."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def show(drawn: RenderableType) -> None:
-    """Write to standard output, in colour where that is a terminal and ``NO_COLOR`` is not set."""
+    """Write to standard output, in colour if it is a terminal and ``NO_COLOR`` is not set."""
     captured = _Captured()
     Console(
         file=captured,
@@ -36,7 +35,7 @@ def show(drawn: RenderableType) -> None:
     echo("\n".join(line.rstrip() for line in captured.getvalue().rstrip("\n").split("\n")))
 
 
-# Columns of a console that folds nothing.
+# Width of a console that folds nothing.
 _UNBOUNDED = 1_000_000
 
 
@@ -45,7 +44,7 @@ def _encoding() -> str:
 
 
 class _Captured(io.StringIO):
-    """Captures text that is drawn with the characters that standard output can show."""
+    """Captures text. It claims the encoding of standard output, so that rich draws only characters that it has."""
 
     @property
     def encoding(self) -> str:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""``hpstage train`` and ``hpstage branch``: runs without a search, and branches of trials, from the command line."""
+"""``hpstage train`` and ``hpstage branch``: train runs without a search, and branches of trials."""
 
 from __future__ import annotations
 
@@ -25,9 +25,14 @@ if TYPE_CHECKING:
 
 _Set = Annotated[
     list[str] | None,
-    typer.Option("--set", help="NAME=VALUE, once for each: lr=0.1, 'lr=cosine(0.1, 60)'; lists are tried one by one."),
+    typer.Option(
+        "--set",
+        help="Hyperparameter as NAME=VALUE: lr=0.1, 'lr=cosine(0.1, 60)', lr=[0.1,0.05]. Repeat it for each.",
+    ),
 ]
-_Study = Annotated[str, typer.Option(help="The study of the runs; one process at a time trains those of a study.")]
+_Study = Annotated[
+    str, typer.Option(help="Study that the runs belong to; only one process at a time can train runs of a study.")
+]
 
 
 def train(
@@ -36,11 +41,11 @@ def train(
     store: options.NewStore = None,
     given: _Set = None,
     metric: Annotated[
-        str | None, typer.Option(help="Metric by which runs are compared.", show_default="the first of evaluate()")
+        str | None, typer.Option(help="Metric to compare runs by.", show_default="the first metric of evaluate()")
     ] = None,
     direction: Annotated[
         str | None,
-        typer.Option(help="minimize or maximize.", show_default="minimize, of a loss or an error"),
+        typer.Option(help="minimize or maximize.", show_default="minimize a loss or an error, maximize others"),
     ] = None,
     study_name: _Study = RUNS,
     checkpoints: options.Checkpoints = None,
@@ -54,13 +59,13 @@ def train(
     executor: options.NamedExecutor = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Train one configuration without a search. With lists of values it trains each combination, what they share once.
+    """Train one configuration without a search. With lists of values, train each combination, and common steps once.
 
-    Interrupt it with Ctrl-C at any time; run the same command again to resume. Its state at any step is where hpstage
-    branch, and searches on the same store, begin. VALUE is a number, a word, or a schedule of hpstage.schedule; it is
-    read, never executed.
+    Interrupt it with Ctrl-C at any time; run the same command again to resume. hpstage branch can continue it from any
+    step with other values, and searches on the same store reuse its steps. VALUE is a number, a word, or a schedule of
+    hpstage.schedule; it is parsed, never executed.
 
-    Exit status: 0; 1 if training fails, 130 after Ctrl-C.
+    Exit status: 0 on success, 1 after an error, 130 after Ctrl-C.
 
     Examples:
 
@@ -97,18 +102,21 @@ def train(
 
 def branch(
     store: options.Store,
-    trial: Annotated[str, typer.Option(help="The trial: STUDY/NUMBER, or a number, if there is one study.")],
-    at: Annotated[int, typer.Option(help="Step at which to branch; at its last step, the trial is extended.")],
+    trial: Annotated[str, typer.Option(help="The trial: STUDY/NUMBER, or a number, if the store has one study.")],
+    at: Annotated[int, typer.Option(help="Step at which to branch; the trial's last step extends the trial.")],
     trainable: Annotated[
         str | None,
         typer.Argument(
             metavar="TRAINABLE",
-            help="Its trainable: MODULE:NAME, or path/to/script.py:NAME.",
-            show_default="as it was named",
+            help="The trainable: MODULE:NAME, or path/to/script.py:NAME.",
+            show_default="the one that the store has recorded",
         ),
     ] = None,
     given: _Set = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of the branch.", show_default="those of the trial")] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Steps of the branch, including the common ones.", show_default="as many as the trial has"),
+    ] = None,
     study_name: _Study = RUNS,
     checkpoints: options.Checkpoints = None,
     evaluate_every: options.EvaluateEvery = None,
@@ -117,12 +125,13 @@ def branch(
     executor: options.NamedExecutor = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Train a branch of a trial. It has the trial's first steps as they are, and other values from there on.
+    """Train a branch of a trial. It shares the trial's steps up to --at, and has other values after them.
 
-    The steps in common are not trained again; if no checkpoint is kept there, those from the last one before are. The
-    steps of schedules count from the branch. With lists of values, each combination is a branch.
+    The common steps are not trained again. If there is no checkpoint at that step, training begins at the last
+    checkpoint before it. Schedules given by --set count steps from the branch point. With lists of values, each
+    combination is a branch.
 
-    Exit status: 0; 1 if it cannot be done, 130 after Ctrl-C.
+    Exit status: 0 on success, 1 after an error, 130 after Ctrl-C.
 
     Examples:
 
@@ -156,7 +165,7 @@ def _train(start: Callable[[], TrainedTrial | Sequence[TrainedTrial]]) -> None:
     try:
         found: Any = start()
     except KeyboardInterrupt:
-        typer.echo("hpstage: interrupted; all progress is saved: the same command resumes it", err=True)
+        typer.echo("hpstage: interrupted; all progress is saved, and the same command resumes", err=True)
         raise typer.Exit(130) from None
     trials: Sequence[TrainedTrial] = found if isinstance(found, list) else [found]
     for trial in trials:

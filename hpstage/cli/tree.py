@@ -1,4 +1,4 @@
-"""``hpstage tree``: the search plan as text."""
+"""``hpstage tree``: shows the stage tree of a store as text, or draws it into a file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hpstage.report.tree.branches import State, changes, states
 
 _LINES = 200
 _KINDS = ("png", "svg", "pdf")
-_INDENT = 40  # columns; what is deeper is not moved further, and names its parent
+_INDENT = 40  # maximum columns; deeper nodes are not indented further, and name their parent
 _GUIDE = 4  # columns of rich's guides
 _HANGING = " " * 4
 _STYLES: dict[State, str] = {
@@ -34,8 +34,10 @@ _STYLES: dict[State, str] = {
 
 def tree(
     store: options.Store,
-    depth: Annotated[int | None, typer.Option(min=1, help="Maximum number of levels to show; 1: the roots.")] = None,
-    study: Annotated[str | None, typer.Option(help="Only nodes of this study's trials.")] = None,
+    depth: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of levels to show; 1: only the roots.")
+    ] = None,
+    study: Annotated[str | None, typer.Option(help="Show only nodes of this study's trials.")] = None,
     lines: Annotated[int, typer.Option(min=1, help="Maximum number of nodes to show, nearest the root first.")] = (
         _LINES
     ),
@@ -43,13 +45,13 @@ def tree(
         None
     ),
 ) -> None:
-    """Show the stage tree of a store. It has the branches, what each trains, and its progress.
+    """Show the stage tree of a store. It has all branches, with their values and progress.
 
-    A line is a node: its steps, what changes with respect to the line above, its state (waiting, running, done,
-    failed, interrupted; dropped: nothing needs the rest of it any more), its checkpoints, the best value of the
-    metric on it or below it, and the trials through it.
-    The store is not changed. A picture shows all of the tree, as the one of hpstage report does: --depth and --lines
-    are for the text.
+    A line is a node. It shows its steps, the hyperparameters that change there, its state (waiting, running, done,
+    failed, interrupted; dropped: no trial needs its remaining steps), its checkpoints, the best value of the metric at
+    or below it, and the number of trials through it. The store is not changed.
+
+    --picture draws the whole tree, as in hpstage report; --depth and --lines apply only to the text.
 
     Examples:
 
@@ -79,13 +81,13 @@ def _draw(store: str, study: str | None, path: Path) -> None:
 
 
 def draw(book: Book, *, depth: int | None, lines: int, width: int | None) -> Tree | Text | Group:
-    """The tree of the branches that the book's trials pass. What there is no room for is counted where it hangs, and at
+    """Return the tree of the branches of the book's trials. Nodes that are left out are counted at their parent, and at
     the end."""
     branches = book.branches
     if not branches:
         return Text("No trial was requested: there is no tree.")
     shown = _choose(branches, depth, lines)
-    below = dict.fromkeys(branches, 0)  # nodes beneath each that are left out
+    below = dict.fromkeys(branches, 0)  # number of nodes left out beneath each
     for id, branch in reversed(branches.items()):  # children before their parents
         if branch.node.parent is not None:
             below[branch.node.parent.id] += below[id] + (id not in shown)
@@ -102,7 +104,7 @@ def draw(book: Book, *, depth: int | None, lines: int, width: int | None) -> Tre
         room = None if width is None else width - _GUIDE * level
         own = place.add(_packed(_describe(book, branch, progress[branch.node.id], hidden, after=after), room))
         children.sort(key=lambda child: (-child.node.start, -child.node.id))
-        # Before the tree branches, no line is moved: a trial of a hundred changes stays on the screen.
+        # Lines are not indented before the first branch point: a trial with a hundred changes stays on the screen.
         trunk = trunk and len(branch.children) == 1 and branch.children[0].node.start == branch.reach
         cramped = not trunk and _GUIDE * (level + 1) > deepest
         inner = (place, level) if trunk or cramped else (own, level + 1)
@@ -111,12 +113,12 @@ def draw(book: Book, *, depth: int | None, lines: int, width: int | None) -> Tre
     if len(shown) < len(branches):
         notes.append(f"... {count_of(len(branches) - len(shown), 'node')} left out (--lines, --depth, --study)")
     if book.rejected:
-        notes.append(f"{count_of(len(book.rejected), 'trial')} rejected by the space, of which nothing was trained")
+        notes.append(f"{count_of(len(book.rejected), 'trial')} rejected by the space, and not trained")
     return Group(drawn, *map(Text, notes)) if notes else drawn
 
 
 def _choose(branches: dict[NodeId, Branch], depth: int | None, lines: int) -> set[NodeId]:
-    """The branches to show: those nearest to the root first, then those with the most trials."""
+    """Return the branches to show: nearest to the root first, and of those at the same level, most trials first."""
     queue = [(0, -branch.trials, branch.node.id) for branch in branches.values() if branch.node.parent is None]
     heapq.heapify(queue)
     shown: set[NodeId] = set()
@@ -130,7 +132,7 @@ def _choose(branches: dict[NodeId, Branch], depth: int | None, lines: int) -> se
 
 
 def _describe(book: Book, branch: Branch, state: State, hidden: int, *, after: bool) -> list[Text]:
-    """Return the parts of a branch's line: with ``after``, its parent as well."""
+    """Return the parts of a branch's line. ``after``: with the name of its parent."""
     node, metric, value = branch.node, book.metric, book.measured[branch.node.id].value
     words = [Text(f"#{node.id}", "dim"), Text(f"{node.start:,}-{branch.reach:,}")]
     if after and node.parent is not None:
@@ -151,7 +153,7 @@ def _describe(book: Book, branch: Branch, state: State, hidden: int, *, after: b
 
 
 def _packed(parts: list[Text], width: int | None) -> Text:
-    """Return the parts on as few lines as possible, those below the first indented; words are not cut."""
+    """Return the parts on as few lines as possible. Lines after the first are indented; words are not cut."""
     line, used = Text(), 0
     for part in parts:
         if width is not None and part.cell_len > width - len(_HANGING):

@@ -64,7 +64,7 @@ def test_status_without_a_store_lists_those_of_this_folder(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     none = run("status")
     assert none.exit_code != 0
-    assert "name a STORE; there is none below .hpstage" in str(none.exception)
+    assert "STORE is missing; give one (.hpstage has no store)" in str(none.exception)
     for version in ("1", "2"):
         trainable = Failing()
         trainable.version = version  # type: ignore[misc]
@@ -91,7 +91,7 @@ def test_status_without_a_store_lists_those_of_this_folder(tmp_path: Path, monke
     (Path(lines[0]) / "plan.sqlite").write_bytes(b"")
     assert "is a database of something else" in output_of("status")
     watching = run("status", "--watch")
-    assert "name a STORE; there is" in str(watching.exception)
+    assert "STORE is missing; give one (.hpstage has .hpstage" in str(watching.exception)
 
 
 def status(*words: object) -> dict:

@@ -171,7 +171,7 @@ def test_an_interrupted_study_continues_on_the_copy(tmp_path: Path) -> None:
 
 def test_checkpoints_may_stay_where_they_are(searched: Path, place: str, tmp_path: Path) -> None:
     out = copied(searched, place, "--no-checkpoints")
-    assert f"The checkpoints stay in {searched}/checkpoints: give that as --checkpoints" in out
+    assert f"The checkpoints stay in {searched}/checkpoints: give this location as --checkpoints" in out
     assert search(place, checkpoints=searched / "checkpoints").savings.steps_trained == 0
     assert "stay where they are" in copied(place, tmp_path / "folder", "--no-checkpoints")
 
@@ -274,7 +274,7 @@ def test_a_damaged_copy_of_a_checkpoint_is_replaced_and_a_damaged_original_named
     damaged = sorted((first / "checkpoints").glob("*/*/state.json"))[5]
     damaged.write_bytes(b"{}")
     out = copied(first, tmp_path / "third")
-    assert "Not copied, since missing or damaged: 1 checkpoint, to be trained again if needed" in out
+    assert "Not copied, since missing or damaged: 1 checkpoint. Their steps are trained again if needed." in out
     assert damaged.parent.name in out
     assert search(tmp_path / "third").savings.steps_trained <= 1
 
@@ -291,7 +291,7 @@ def test_while_a_search_runs_a_consistent_beginning_is_copied(searched: Path, tm
         closing.callback(leases.close)
         assert isinstance(joined, DriverJoined)
         journal.append([encode(joined)])
-        assert "A search runs on the store: the same command copies" in copied(store, tmp_path / "copy")
+        assert "A search is running on the store: run the same command again" in copied(store, tmp_path / "copy")
     assert list(map(encode, read_facts_of(tmp_path / "copy")))[-1] == encode(joined)
     assert search(tmp_path / "copy").savings.steps_trained == 0
 
@@ -311,11 +311,11 @@ REFUSED: dict[str, Callable[[Path, Path], tuple[list[object], str]]] = {
     "a source on a server": lambda a, b: (["redis://localhost:1", b / "to"], "--checkpoints is missing"),
     "its own checkpoints": lambda a, b: (
         [a, "redis://localhost:1", "--to-checkpoints", a / ".." / a.name / "checkpoints"],
-        "is where the checkpoints of STORE are. Give another --to-checkpoints",
+        "already holds the checkpoints of STORE. Give another --to-checkpoints",
     ),
     "its own checkpoints by URL": lambda a, b: (
         ["redis://localhost:1", b / "to", "--checkpoints", "s3://bucket/x", "--to-checkpoints", "s3://bucket/x/"],
-        "s3://bucket/x/ is where the checkpoints of STORE are",
+        "s3://bucket/x/ already holds the checkpoints of STORE",
     ),
     "both": lambda a, b: ([a, b / "to", "--no-checkpoints", "--to-checkpoints", b], "exclude each other"),
     "no checkpoints there": lambda a, b: ([a, b / "to", "--checkpoints", b / "none"], "none of the .* is in .*none"),

@@ -42,6 +42,6 @@ def test_a_script_that_exits_for_its_arguments_is_named_with_the_remedy(tmp_path
     done = plan(tmp_path, "script.py:space", "--steps", "4", "--n-trials", "1")
     assert done.returncode == 1
     assert "usage: script.py" in done.stderr, "not of hpstage"
-    assert "script.py exits where it is imported, with status 2. Its own arguments stand at the end, after --" in (
+    assert "script.py exits with status 2 when it is imported. Give its own arguments at the end, after --" in (
         " ".join(done.stderr.split())
     )

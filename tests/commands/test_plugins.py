@@ -212,7 +212,7 @@ REFUSED = {
     ),
     "two executors": (
         ["--executor", "Quiet()", "--n-workers", "2"],
-        "--executor excludes --scheduler",
+        "--scheduler and --n-workers are for Dask",
     ),
     "unknown store": (
         ["--executor", "Quiet()", "--store", "shelf://plan"],

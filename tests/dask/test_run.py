@@ -149,7 +149,7 @@ def test_the_same_command_resumes_an_interrupted_search(folder: Path, inline: hp
     assert err.startswith("Setting up the workers\nWatch it at ") and "\nLine: 0/5 trials; " in err
     assert said(err) == [
         "Stopping: saving what runs; Ctrl-C again stops at once",
-        "hpstage: interrupted; all progress is saved: the same command resumes it (study Line in .hpstage/optuna.log)",
+        "hpstage: interrupted; all progress is saved, and the same command resumes (study Line in .hpstage/optuna.log)",
     ]
     assert re.search(r"^What is trained is kept: hpstage status \.hpstage/Line-\w+$", err, re.MULTILINE)
     status, out, err = run(folder, *words)
@@ -202,7 +202,10 @@ def test_a_script_is_sent_to_workers_that_do_not_have_it(folder: Path, inline: h
     [
         (["nowhere.py:Line", "search_it.py:space"], "there is no file .*nowhere.py"),
         (["search_it.py:Lime", "search_it.py:space"], "search_it.py has no Lime"),
-        (["search_it.py:Sized", "search_it.py:space"], "cannot be made without arguments .*'size'.*name an instance"),
+        (
+            ["search_it.py:Sized", "search_it.py:space"],
+            "cannot be instantiated without arguments .*'size'.*name an instance",
+        ),
         (["search_it.py:Line", "search_it.py:number"], "search_it.py:number is of type int; name a function"),
         (["search_it.py:Line", "search_it.py:Line"], "is the class Line; name a function"),
         (["search_it.py:Line", "search_it.py:space", "--direction", "up"], "'up': give minimize or maximize"),
@@ -218,7 +221,7 @@ def test_a_script_is_sent_to_workers_that_do_not_have_it(folder: Path, inline: h
         ),
         (
             ["search_it.py:Line", "search_it.py:space", "--n-workers", "2", "--scheduler", "tcp://127.0.0.1:1"],
-            "--n-workers sizes the local cluster",
+            "--n-workers is for a local cluster",
         ),
         (
             ["search_it.py:Line", "search_it.py:space", "--storage", "magic://user:secret@host/it"],
@@ -227,7 +230,7 @@ def test_a_script_is_sent_to_workers_that_do_not_have_it(folder: Path, inline: h
         (["search_it.py:Line", "search_it.py:space", "--metric", "norm", "--direction", "minimize"], "1 objective, "),
         (["search_it.py:Line", ":space"], "':space'; give MODULE:NAME"),
         (["search_it.py:Line", ".search_it:space"], "'.search_it:space'; give MODULE:NAME"),
-        (["search_it.py:Line", "below/json.py:space"], r"json\.py has the name of the module 'json', which is in use"),
+        (["search_it.py:Line", "below/json.py:space"], r"json\.py has the name of the imported module 'json'"),
     ],
 )
 def test_bad_arguments_are_named_with_the_remedy(folder: Path, words: list[str], complaint: str) -> None:
@@ -274,7 +277,7 @@ def test_a_best_trial_of_other_code_is_marked() -> None:
         lines.append(as_text(result, ["score"]).splitlines()[0])
     first, second = lines
     assert first == f"Best trial 0: score 2 with {study.trials[0].params}"
-    assert second == f"{first}, of another store or other code"
+    assert second == f"{first} (trained on another store or by other code)"
 
 
 @pytest.mark.ci
@@ -308,7 +311,7 @@ def test_an_existing_study_keeps_its_direction(tmp_path: Path) -> None:
     made = open_study("s", storage, directions=["maximize", "minimize"], sampler=sampler)
     assert open_study("s", storage, directions=[], sampler=sampler).directions == made.directions
     assert open_study("s", storage, directions=["maximize", "minimize"], sampler=sampler).sampler is sampler
-    with pytest.raises(UsageError, match="is to maximize and minimize; leave --direction out"):
+    with pytest.raises(UsageError, match="has the direction maximize and minimize; leave out --direction"):
         open_study("s", storage, directions=["minimize"], sampler=sampler)
 
 

@@ -236,14 +236,14 @@ def test_what_a_crash_between_record_and_removal_leaves_is_removed_by_gc(tmp_pat
     words = [tmp_path / "plan", "--checkpoints", folder]
     tried = gc(*words, "--dry-run")
     assert tried.exit_code == 0, tried.output
-    assert row(tried.output, "to remove: no record names them")[0] == len(orphans)
+    assert row(tried.output, "to remove: not recorded in the plan")[0] == len(orphans)
     assert "dead drivers removed from the plan: 1" in tried.output and "Nothing was changed" in tried.output
     with closing(SQLiteJournal(tmp_path / "plan" / "plan.sqlite")) as journal:
         assert journal.read() == records
     assert keys_in(folder, plan.workload) == kept | orphans
     done = gc(*words)
     assert done.exit_code == 0, done.output
-    assert row(done.output, "removed: no record names them")[0] == len(orphans)
+    assert row(done.output, "removed: not recorded in the plan")[0] == len(orphans)
     before, after = row(done.output, "before"), row(done.output, "after")
     assert before[0] - after[0] == len(orphans) and before[1] > after[1] > 0
     assert keys_in(folder, plan.workload) == kept == set(plan_in(tmp_path).kept)
@@ -299,7 +299,7 @@ def test_while_a_driver_is_at_work_what_no_record_names_is_left(tmp_path: Path) 
         journal.append([msgspec.json.encode(joined)])
         done = gc(tmp_path / "plan", "--budget", 0)
         leases.close()
-    assert row(done.output, "left: a driver is at work")[0] == 1 and "drivers at work: 1" in done.output
+    assert row(done.output, "left: a running driver may record them")[0] == 1 and "running drivers: 1" in done.output
     assert set(store.keys()) == {"ab" * 16} | best(result), "what a record names may go nevertheless"
     done = gc(tmp_path / "plan")  # the driver has given its lease back without a word
     assert done.exit_code == 0 and row(done.output, "after")[0] == len(best(result))

@@ -110,7 +110,7 @@ def test_the_command_prints_the_output_of_all_stages_and_obeys_none_of_it(store:
     lines = printed.splitlines()
     assert [line.rpartition("[31m")[2] for line in lines[:STEPS]] == [str(step) for step in range(STEPS)]
     assert "\x1b" not in printed
-    assert "60 values of steps 0 to 59, from 1 to" in lines[STEPS]
+    assert "60 values from step 0 (1) to step 59" in lines[STEPS]
 
 
 def test_the_command_prints_a_curve_as_a_table_or_as_csv(store: Path) -> None:
@@ -131,7 +131,7 @@ def test_the_command_prints_a_curve_as_a_table_or_as_csv(store: Path) -> None:
         (["--trial", "9"], "has no trial 'talk/9'"),
         (["--trial", "x"], "has no trial 'talk/x'"),
         (["--trial", "1", "--study", "other"], "this plan has no study 'other'; there are: talk"),
-        (["--trial", "1", "--name", "loss"], "trial talk/1 has logged nothing as 'loss'; there is: "),
+        (["--trial", "1", "--name", "loss"], "trial talk/1 has logged nothing as 'loss'; it has logged: "),
     ],
 )
 def test_what_is_not_there_is_named(store: Path, arguments: list[str], message: str) -> None:
@@ -147,7 +147,7 @@ def test_logs_that_no_record_names_are_collected(store: Path) -> None:
     before = plan.checkpoints.logs()
     unnamed = StateKey("f" * 32)
     plan.checkpoints.save_log(unnamed, StageLog(0, 1, output="x"))
-    assert "to remove, logs that no record names: 1" in run("gc", store, "--dry-run")
+    assert "logs to remove, not recorded in the plan: 1" in run("gc", store, "--dry-run")
     assert unnamed in plan.checkpoints.logs()
     run("gc", store, "--budget", "0")
     assert plan.checkpoints.logs() == before
