@@ -1,4 +1,4 @@
-"""Reports of a search: tables and data frames of a plan, and a page with pictures. From the journal alone.
+"""Reports of a search: tables and data frames of a plan, and a page with pictures. They are made from the journal only.
 
 Modules that need matplotlib or jinja2 are imported when a report is written, since reading a store does not need them.
 """
@@ -89,6 +89,6 @@ def write_report(
         StoreError: the plan does not exist or cannot be read.
     """
     book = open_book(source, study)
-    from hpstage.report.page import write_book  # brings matplotlib
+    from hpstage.report.page import write_book  # imports matplotlib
 
     return write_book(Path(folder), book, tables=tables)

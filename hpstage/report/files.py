@@ -1,4 +1,4 @@
-"""Files that users name: replaced atomically, so that they are never read half-written, or refused by name."""
+"""Writing files named by users: they are replaced atomically, or an error names the file that cannot be written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpstage.errors.text import clean
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a file to write, which replaces ``path`` on success. On failure it is removed."""
+    """Yield the path of a temporary file to write. It replaces ``path`` on success, and is removed on failure."""
     aside = path.with_name(f".{os.getpid()}-{path.name}")  # writers may depend on the suffix
     try:
         yield aside
@@ -24,7 +24,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def refusing(path: object, *, option: str = "", another: str = "file") -> Iterator[None]:
-    """Raise :class:`UsageError` if ``path``, the value of an ``option``, cannot be written within."""
+    """Raise :class:`UsageError` if ``path`` cannot be written in this context.
+
+    Args:
+        option: the option that has the path, for the error message.
+        another: what to give instead, such as ``"folder"``.
+    """
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Tidy data frames of a plan, from its journal alone. Needs pandas (``pip install "hpstage[report]"``).
+"""Tidy data frames of a plan, from its journal only. They need pandas (``pip install "hpstage[report]"``).
 
 These are the tables of :mod:`hpstage.accounting.tables`, which documents their columns and sums.
 """

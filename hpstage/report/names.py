@@ -1,4 +1,4 @@
-"""Names as pictures and tables show them: those typed by users, of trials and of workers."""
+"""Display names for pictures and tables: names typed by users, names of trials and of workers."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def plain(name: object, most: int = _MOST) -> str:
 
 
 def trial_name(book: Book, trial: TrialId) -> str:
-    """Return the trial's number in its study, or the end of its id if it has no number; in a book of several studies
-    with the study before it."""
+    """Return the trial's number in its study, or the end of its id if it has no number. In a book of several studies,
+    the name of the study comes first."""
     number = book.number(trial)
     name = plain(trial.rpartition("/")[2], 24) if number is None else str(number)
     return name if len(book.studies) <= 1 else f"{plain(book.account.plan.study_of(trial))}/{name}"
 
 
 def workers_in_order(account: Account) -> list[WorkerId]:
-    """Return the workers of a plan in the order in which they started to train: one may occur several times."""
+    """Return the workers of a plan in the order in which they started chains. A worker may occur several times."""
     return [host_of(chain.worker) for chain in account.chains.values()]
 
 
 def worker_names(workers: Iterable[WorkerId]) -> dict[WorkerId, str]:
-    """Return names for workers: of those named by their address, host and number (``10.0.0.3 #2``), since a port, or
-    what stands in its place in ``inproc://``, means nothing to a reader. They are numbered in the order given."""
+    """Return display names for workers. A worker that is named by its address is shown as host and number
+    (``10.0.0.3 #2``), since a port means nothing to a reader. Workers of a host are numbered in the order given."""
     found: dict[WorkerId, str] = {}
     on: dict[str, int] = {}
     for worker in workers:

@@ -1,4 +1,4 @@
-"""A report: its tables, savings and pictures, and its page, one self-contained HTML file (text: ``page.html``)."""
+"""Write a report: tables, savings, pictures, and the page, one self-contained HTML file (template: ``page.html``)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ _TEXT = 300  # number of characters of a value or a summary
 def page(book: Book, saved: Savings, pictures: Mapping[Picture, tuple[bytes, bytes]], *, tables: bool) -> str:
     """Return the whole page. All text from the user is escaped, and no external resource is loaded.
 
-    Of each of the ``pictures`` there are SVG files for wide and for narrow windows.
+    Args:
+        pictures: the SVG files of each picture, for wide and for narrow windows.
+        tables: whether CSV files of the tables are written, to link to.
     """
     causes = by_cause(failures_of(book))
     return (
@@ -52,7 +54,7 @@ def page(book: Book, saved: Savings, pictures: Mapping[Picture, tuple[bytes, byt
             rows=study_rows(book, lambda study: False),
             causes=causes,
             failed_otherwise=failed_otherwise(book, causes),
-            # As images, in which no script would run.
+            # Embedded as images: scripts in them would not run.
             pictures={picture.name: (picture, *map(_as_url, files)) for picture, files in pictures.items()},
             tables=tables,
             tree=frame(book) if book.branches else None,
@@ -104,7 +106,7 @@ def objectives_of(started: SearchStarted) -> str:
 
 
 def best_first(book: Book) -> list[list[TrialId]]:
-    """Return the completed trials, the best feasible one first; those that are one training are together."""
+    """Return the completed trials, the best feasible one first. Trials with identical training are one group."""
     found: dict[tuple[NodeId, int], list[TrialId]] = {}
     for id in book.best_first:
         last = book.trials[id].requested
@@ -128,7 +130,8 @@ def pieces_of(schedule: Schedule, steps: int) -> list[str]:
 
 
 def as_python(trial: PlannedTrial) -> str:
-    """Return code that trains a trial: on its store it finds all trained, and can be changed from any step on."""
+    """Return Python code that trains the trial. Its steps on the trial's store are reused, also after changes to later
+    steps."""
     written = {}
     for name, schedule in sorted(trial.schedules.items()):
         [(_, _, form), *more] = schedule.pieces()
@@ -159,7 +162,7 @@ def names_of(book: Book, trials: Iterable[TrialId]) -> list[str]:
 
 
 def named(book: Book, trials: Collection[TrialId]) -> str:
-    """Return the names of trials in words."""
+    """Return the names of trials as text: ``trials 3, 5, 8 and 4 more``."""
     names = ", ".join(trial_name(book, id) for id in islice(trials, _NAMES))
     more = f" and {len(trials) - _NAMES:,} more" if len(trials) > _NAMES else ""
     return f"trial{'' if len(trials) == 1 else 's'} {names}{more}"
@@ -201,4 +204,4 @@ def _drawn(picture: Picture, book: Book) -> tuple[bytes, bytes]:
     """Return the picture for wide and for narrow windows, as SVG."""
     figure = picture.draw(book)
     usual = svg(figure, picture.width)
-    return usual, usual if picture.width > HALF else svg(figure, NARROW)  # what needs the width keeps it
+    return usual, usual if picture.width > HALF else svg(figure, NARROW)  # a wide picture stays wide

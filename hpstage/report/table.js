@@ -1,4 +1,4 @@
-// Sorts the table of trials by the column that is clicked, and shows the rows that hold all words of the filter.
+// Sorts the table of trials by the clicked column, and filters its rows: those that contain all words are shown.
 for (const table of document.querySelectorAll("table.sortable")) {
   const [head, body] = [table.tHead.rows[0], table.tBodies[0]]
   const value = (row, column) => {
@@ -11,7 +11,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
     title.ariaSort = falling ? "descending" : "ascending"
     const rows = [...body.rows].map((row) => [value(row, column), row])
     rows.sort(([a], [b]) => {
-      if (a === null || b === null) return (a === null) - (b === null) // what is missing comes last
+      if (a === null || b === null) return (a === null) - (b === null) // missing values come last
       const order = typeof a == typeof b ? (a < b ? -1 : a > b ? 1 : 0) : typeof a == "number" ? -1 : 1
       return falling ? -order : order
     })

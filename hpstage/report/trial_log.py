@@ -1,4 +1,4 @@
-"""The log of a trial: the logs of its stages, end to end."""
+"""The log of a trial, joined from the logs of its stages."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ logger = logging.getLogger("hpstage")
 
 @dataclass(frozen=True, slots=True)
 class TrialLog:
-    """The log of a trial: logged values and printed output, also of stages that were trained for another trial.
+    """The log of a trial: logged values and printed output, including stages that were trained for another trial.
 
-    ``values[name][step]`` is what was logged under a name in a step, counted from 0. ``output`` is what was printed, of
-    each stage the end.
+    ``values[name][step]`` is the value logged under a name in a step, counted from 0. ``output`` is the printed output;
+    only the end of each stage's output is kept.
     """
 
     values: Mapping[str, Mapping[int, float]]
     output: str
 
     def table(self) -> Table:
-        """Return a table with a row per step in which something was logged: ``step``, and a column for each name. What
-        was logged as "step" itself is ``step (logged)``."""
+        """Return a table with a row per step with logged values: the column ``step``, and a column for each name. The
+        column of values logged under the name "step" is ``step (logged)``."""
         steps = sorted({step for values in self.values.values() for step in values})
         columns = {
             "step (logged)" if name == "step" else name: [values.get(step) for step in steps]
@@ -50,25 +50,26 @@ class TrialLog:
 
 
 def log_of(plan: SearchPlan, checkpoints: CheckpointStore, trial: PlannedTrial) -> TrialLog:
-    """Return the log of a trial, without those of its stages that are damaged."""
+    """Return the log of a trial. Damaged logs of stages are left out."""
     return joined(loaded(checkpoints, log_keys(plan, trial)))
 
 
 def loaded(checkpoints: CheckpointStore, keys: Iterable[StateKey]) -> list[StageLog]:
-    """Return the logs that there are under these keys. One that is damaged is left out, with a warning."""
+    """Return the logs that exist under these keys. Damaged logs are left out, with a warning."""
     logs = []
     for key in keys:
         try:
             logs.append(checkpoints.load_log(key))
         except CheckpointMissing:
-            continue  # nothing was logged, or by a version that kept none
+            continue  # nothing was logged, or an earlier version trained the stage and kept no log
         except CheckpointCorrupt as error:
             logger.warning("A training log cannot be read and is left out: %s", error)
     return logs
 
 
 def joined(logs: list[StageLog]) -> TrialLog:
-    """Join the logs of stages on one line. Steps that several of them have are equal in all, or thinned."""
+    """Join the logs of successive stages. If several logs have a step, their values are equal, except that some logs
+    may be thinned."""
     values: dict[str, dict[int, float]] = {}
     printed: list[str] = []
     done = 0
@@ -84,8 +85,8 @@ def joined(logs: list[StageLog]) -> TrialLog:
 
 
 def log_keys(plan: SearchPlan, trial: PlannedTrial) -> Iterator[StateKey]:
-    """Yield the keys under which logs of a trial's stages can be: of the states on its line, and of those that steps
-    would have made that have failed or have ended training."""
+    """Yield the keys under which logs of a trial's stages may exist: the keys of its states, and the keys of states
+    that were not reached since their last step failed or ended training."""
     broken_off = broken_off_steps(plan)
     for node, start, stop in trial.path_to(trial.requested + 1):
         steps = {step for step in node.states if start < step <= min(stop, trial.requested)}
@@ -94,18 +95,18 @@ def log_keys(plan: SearchPlan, trial: PlannedTrial) -> Iterator[StateKey]:
 
 
 def node_log_keys(plan: SearchPlan, node: Node, broken_off: Collection[int]) -> list[StateKey]:
-    """Return the keys under which logs of a node can be, given the steps of it that :func:`broken_off_steps` has."""
+    """Return the keys under which logs of a node may exist. ``broken_off``: the node's :func:`broken_off_steps`."""
     return [plan.key(node, step) for step in sorted({*node.states, *(step + 1 for step in broken_off)})]
 
 
 def all_log_keys(plan: SearchPlan) -> set[StateKey]:
-    """Return the keys under which logs of a plan can be."""
+    """Return the keys under which logs of a plan may exist."""
     broken_off = broken_off_steps(plan)
     return {key for node in plan.nodes for key in node_log_keys(plan, node, broken_off.get(node.id, ()))}
 
 
 def broken_off_steps(plan: SearchPlan) -> dict[NodeId, set[int]]:
-    """Return the steps, by node, that have failed or have ended training without coming to their end."""
+    """Return the incomplete steps by node: those that failed, or in which the user's code ended training."""
     found: dict[NodeId, set[int]] = {}
     for failed in plan.failures:
         if not failed.evaluating:

@@ -201,7 +201,7 @@ def test_two_trials_are_compared_by_what_differs(show: Callable[..., Tree]) -> N
     tree = show(open_book(journal), height=1400)
     tree.find("trial 0")
     tree.drawer.get_by_role("button", name="Compare").click()
-    tree.drawer.get_by_role("button", name="Compare with none").wait_for()
+    tree.drawer.get_by_role("button", name="Stop comparing").wait_for()
     tree.find("trial 1")
     tree.drawer.get_by_role("button", name="Compare with trial 0").click()
     tree.drawer.get_by_role("heading", name="Trials 0 and 1 diverge at step 4").wait_for()
@@ -275,7 +275,7 @@ def test_a_colour_bar_shows_the_values_of_the_colours(book: Book, show: Callable
     tree = show(found)
     values = sorted({measured.value for measured in found.measured.values() if measured.value is not None})
     title, shown = tree.ask("tree.legend()")
-    assert title == "value, best from here on, by rank"
+    assert title == "value, best at or below, by rank"
     assert shown == [values[-1], values[(len(values) - 1) // 2], values[0]]  # minimized: the worst first
     assert [tree.ask(f"tree.valued({rank})") for rank in (0, 1)] == [f"{values[at]:.5g}" for at in (-1, 0)]
 

@@ -34,13 +34,13 @@ __all__ = [
 
 
 HALF, NARROW = 5.4, 3.7
-"""Widths in inches of pictures that lie side by side on a page, and of all on a phone. Text is as large as in those of
-:data:`WIDTH`."""
+"""Widths in inches: of pictures that are side by side on a page, and of all pictures on a phone. Fonts are as large as
+in pictures of :data:`WIDTH`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """``name`` is the file's name without ``.svg``; ``width`` in inches, except on a phone."""
+    """A picture of the report. ``name``: the file's name without ``.svg``; ``width``: inches, except on a phone."""
 
     name: str
     title: str
@@ -53,42 +53,43 @@ PICTURES = (
     Picture(
         "savings",
         "Savings by cause",
-        "From the time of all requested steps without sharing to the time that workers spent; below, on what. Thrown "
-        "away is training that was lost with its worker, stopped, or repeated to verify a fork.",
+        "Top: from the worker time of all requested steps without sharing to busy worker time. Below: workers' time by "
+        "activity. Thrown away: training that was lost with its worker, stopped, or repeated to verify a fork.",
         draw_savings,
     ),
     Picture(
         "stage_tree",
         "Stage tree",
-        "Each line is trained once, for all trials on it: the wider, the more. Labels show what changes where "
-        "branches diverge; at the ends of lines are the trials with their metric, and the number of those left out.",
+        "Each line is trained once, for all its trials; wider lines have more trials. Labels show the hyperparameters "
+        "that change at a branch point. At the end of a line are its trials, their metric, and the number of branches "
+        "and trials left out.",
         draw_stage_tree,
         width=WIDTH,
     ),
     Picture(
         "metrics",
         "Metric",
-        "The values measured on each branch of the tree, and between a branch and those that fork from it.",
+        "Values measured on each branch of the stage tree. A branch continues from the last value before it diverges.",
         draw_metrics,
     ),
     Picture(
         "parameters",
         "Parameters",
-        "How much each parameter decides whether a trial is among the better ones (Optuna's PED-ANOVA); below, a line "
-        "for each completed trial, through its parameters to its value: greener is better.",
+        "Top: how much each parameter decides whether a trial is among the better ones (Optuna's PED-ANOVA). Below: a "
+        "line for each completed trial, through its parameters to its value; greener is better.",
         draw_parameters,
     ),
     Picture(
         "timeline",
         "Worker timeline",
-        "What each worker did, and its share of busy time. Successive stages of training alternate between two blues; "
-        "what was thrown away was lost with its worker, stopped, or repeated to verify a fork.",
+        "Activities of each worker, and its share of busy time. Successive stages alternate between two blues. Thrown "
+        "away: training that was lost with its worker, stopped, or repeated to verify a fork.",
         draw_timeline,
     ),
     Picture(
         "merge_rate",
         "Merge rate",
-        "Requested steps over unique steps in the course of the search; below, the steps themselves.",
+        "Top: requested steps divided by unique steps, during the search. Below: the numbers of steps.",
         draw_merge_rate,
     ),
 )

@@ -1,4 +1,4 @@
-"""The stage tree next to the same trials without sharing: what the tree saves, at a glance."""
+"""The stage tree next to the same trials without sharing, to show what the tree saves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpstage.report.tree.layout import Layout, lay_out
 
 _HEIGHT = 3.6  # inches
 _ABOVE, _BELOW, _LEFT, _RIGHT, _BETWEEN = 0.3, 0.45, 0.08, 0.05, 0.25  # inches around the panels
-_ROWS = 26  # of the tree
+_ROWS = 26  # maximum number of rows of the tree
 _TRIES = 5
 _FEWEST = 4  # rows laid out at least, so that few rows stay close together
 
@@ -24,8 +24,8 @@ _FEWEST = 4  # rows laid out at least, so that few rows stay close together
 def draw_beside_alone(book: Book) -> Figure:
     """Draw each trial of a book as a line of its own and, next to them over the same steps, their stage tree.
 
-    Colour ranks the best metric, of a trial or on a line of the tree and below it. The number of steps is the length of
-    all lines together, whoever has trained them.
+    Colour ranks the best metric of a trial, or of a branch of the tree and its descendants. The number of steps is the
+    total length of all lines, including steps that other studies have trained.
     """
     if not book.branches:
         return style.nothing("No trial was requested: there is nothing to compare.")
@@ -34,7 +34,7 @@ def draw_beside_alone(book: Book) -> Figure:
     figure = style.blank(_HEIGHT, layout=None)
     last = max(branch.reach for branch in book.branches.values())
     width = style.WIDTH - _LEFT - _BETWEEN - _RIGHT
-    tree = width / 2  # wider by what is written next to its lines, so that a step is as long in both panels
+    tree = width / 2  # wider by the texts next to its lines: a step has the same length in both panels
     for _ in range(_TRIES):
         tree = 0.99 * width / (1 + last / write(layout, shown, 72 * tree, style.TINY).end)
     height = _HEIGHT - _ABOVE - _BELOW
@@ -59,7 +59,7 @@ def draw_beside_alone(book: Book) -> Figure:
 
 
 def _draw_unshared(axes: Axes, layout: Layout) -> None:
-    """Draw the trials, those that were trained farthest first and the best of equals first."""
+    """Draw a line for each trial: the most steps first, then the best."""
     style.tidy(axes)
     trials = layout.book.trials
     ranks = {id: layout.branches[leaf].rank for id, leaf in layout.leaves.items()}

@@ -1,4 +1,4 @@
-"""The merge rate over the course of the search: requested, unique, and trained steps."""
+"""The merge rate during the search, with requested, unique, and trained steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpstage.report.pictures import style
 
 _POINTS = 1000  # of a curve: more cannot be distinguished
 _HEIGHT = 3.4
-_STEEP = 8.0  # the axis is logarithmic if the merge rate ever exceeded its final value by this factor
+_STEEP = 8.0  # the axis is logarithmic if the merge rate was ever this many times its final value
 
 
 @style.in_our_style

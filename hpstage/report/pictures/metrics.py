@@ -1,4 +1,4 @@
-"""The metric: curves that coincide as long as trials share training, and part where they fork."""
+"""The metric by step: one curve as long as trials share training, which diverges at each branch point."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from hpstage.plan.facts import NodeId
 from hpstage.report.names import plain, trial_name
 from hpstage.report.pictures import style
 
-_MOST_ROWS = 600  # of the stage tree whose nodes are drawn; more are illegible
+_MOST_ROWS = 600  # maximum number of rows of the stage tree that are drawn; more are illegible
 _HEIGHT = 3.6
 _COMMON = 1e3  # ratio of the largest common value to the smallest above which the axis is logarithmic
-_FAR = 10.0  # times the width of the common values
+_FAR = 10.0  # a value farther from the common values than this many times their width has diverged
 
 
 @style.in_our_style
@@ -65,7 +65,7 @@ def draw_metrics(book: Book) -> Figure:
             marker="o",
             markersize=2.5,
             linewidth=0.9,
-            label="branch (the wider, the more trials)",
+            label="branch (wider: more trials)",
         )
     ]
     if best is not None:
@@ -93,11 +93,10 @@ def draw_metrics(book: Book) -> Figure:
 
 
 def _limit(axes: Axes, values: Sequence[float], maximize: bool) -> int:
-    """Scale the y axis to all values that did not diverge and return the number that did.
+    """Scale the y axis to all values that did not diverge, and return the number of values that did.
 
-    The middle eight tenths of the values are taken as common. If they span more than three decades, the axis is
-    logarithmic. A value farther away from them than ten times their width has diverged, unless it is better than they
-    are.
+    Common values are the middle 80 % of all values. If they span more than three decades, the axis is logarithmic. A
+    value that is worse than the common values, by more than ten times their width, has diverged.
     """
     ranked = sorted(values)
     tenth = len(ranked) // 10
@@ -125,7 +124,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The values measured on a node, preceded by the last value measured before it on its line, if any."""
+    """The values measured on a node, preceded by the last value measured on the node's ancestors, if any."""
 
     node: NodeId
     points: list[Point]
@@ -133,15 +132,15 @@ class Curve:
 
 
 def curves(shown: Sequence[Branch], found: dict[NodeId, Measured]) -> list[Curve]:
-    """Return a curve for each branch with measured values. ``shown``: parents before children, with all parents."""
-    tails: dict[NodeId, list[Point]] = {}  # of each node, the measured values of its line that its children may need
+    """Return a curve for each branch with measured values. ``shown`` has parents before children, and all parents."""
+    tails: dict[NodeId, list[Point]] = {}  # by node: the values that curves of its children may begin with
     drawn = []
     for branch in shown:
         node = branch.node
         own: list[Point] = [(float(step), value) for step, value in found[node.id].points]
         inherited = [] if node.parent is None else tails[node.parent.id]
         before = [point for point in inherited if point[0] <= node.start][-1:]
-        # A child may fork before the first measurement on its parent: then its curve starts at the grandparent's.
+        # A child may diverge before the first value of its parent: its curve then begins at a value of the grandparent.
         tails[node.id] = [*before, *own]
         if own:
             drawn.append(Curve(node.id, [*before, *own], branch.trials))

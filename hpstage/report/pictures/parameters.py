@@ -1,4 +1,4 @@
-"""The study's parameters: how much each mattered, and which of their values the best trials have."""
+"""The study's parameters: their importances, and the values that the best trials have."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hpstage.report.names import plain
 from hpstage.report.pictures import style
 from hpstage.report.pictures.stage_tree import colour_of
 
-_MOST = 8  # parameters, those that mattered most
-_FEWEST = 4  # trials, of which importances can be computed
-_LINES = 1000  # of trials, the best
-_TICKS = 6  # values of a parameter that are all named
-_NAME = 18  # characters
+_MOST = 8  # maximum number of parameters drawn, the most important ones
+_FEWEST = 4  # minimum number of trials for importances
+_LINES = 1000  # maximum number of trials drawn, the best ones
+_TICKS = 6  # maximum number of values of a parameter that are all labelled
+_NAME = 18  # maximum number of characters of a name
 _DECADES = 20.0  # numbers that differ by this factor are on a logarithmic scale
 _HEIGHT, _BAR = 2.6, 0.2  # inches
 
@@ -31,10 +31,10 @@ Scored = tuple[Mapping[str, Any], float]
 
 @style.in_our_style
 def draw_parameters(book: Book) -> Figure:
-    """Draw the importance of each parameter above, and below a line for each completed trial, through its parameters
-    to its value, coloured by rank.
+    """Draw the importances of parameters at the top, and below them a line for each completed trial, through its
+    parameters to its value, coloured by rank.
 
-    Of the parameters that all completed trials have and that differ among them, the most important are drawn.
+    Only parameters that all completed trials have, with different values, are considered; the most important are drawn.
     """
     proposed = book.account.plan.searches.proposed
     values = {id: one for id, (one, *_) in book.values.items() if id in proposed and math.isfinite(one)}
@@ -64,7 +64,7 @@ def importances(trials: Sequence[Scored], maximize: bool) -> dict[str, float]:
     Args:
         trials: all have the same parameters.
     """
-    # Only here: pictures of a plan without results need no Optuna.
+    # Imported only here: pictures of a plan without results do not need Optuna.
     import optuna
     from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 
@@ -99,7 +99,7 @@ def importances(trials: Sequence[Scored], maximize: bool) -> dict[str, float]:
 
 
 def _scale(values: Sequence[Any]) -> Callable[[float], float] | None:
-    """Return how numbers are scaled; ``None`` for values of which some are no finite numbers."""
+    """Return the scale of an axis for numbers; ``None`` if a value is not a finite number."""
     if not all(isinstance(value, int | float) and type(value) is not bool and math.isfinite(value) for value in values):
         return None
     low, high = float(min(values)), float(max(values))
@@ -141,7 +141,7 @@ def _lines(axes: Axes, trials: Sequence[Scored], names: Sequence[str], metric: s
 
 
 class _Column:
-    """The positions of a parameter's values, from 0 to 1, and which of the values are named."""
+    """The positions of a parameter's values, from 0 to 1, and the labels on its axis."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         scale = _scale(values)

@@ -18,7 +18,7 @@ from hpstage.report.pictures.timeline import COLOURS, EVALUATE, LOAD, SAVE, TRAI
 _ROW = 0.21  # inches per cause
 _BELOW = 1.1  # inches of the lower panel
 _AROUND = 0.75  # inches above and below the causes
-_LEAST = 0.0005  # of what all trials would have taken: smaller causes would read 0.0% and get no row
+_LEAST = 0.0005  # share of the whole below which a cause is left out, since it would read 0.0%
 
 # Distinct from the colours of the activities in the panel below.
 _SUM, _SAVED, _SPENT = "#4D4D4D", style.SKY, style.VERMILION
@@ -34,7 +34,7 @@ def draw_savings(book: Book) -> Figure:
     falls = [fall for fall in steps(found) if fall.total or abs(fall.seconds) > _LEAST * most]
     early = bool(found.early_stopping)
     figure = style.blank(_AROUND + _ROW * (len(falls) + early) + _BELOW)
-    # Apart: the names of the causes would take room from the split.
+    # Two subfigures: in one, the names of the causes would make the lower panel narrower.
     heights = [_AROUND + _ROW * (len(falls) + early), _BELOW]
     upper, lower = figure.subfigures(2, 1, squeeze=False, height_ratios=heights).flat
     above, below = upper.subplots(), lower.subplots()
@@ -50,7 +50,8 @@ def draw_savings(book: Book) -> Figure:
 
 
 def _waterfall(axes: Axes, falls: list[Step], most: float, early: float) -> None:
-    """Draw a row for each step; above them, what ``early`` stopping saved, which is not part of the requested 100 %."""
+    """Draw a row for each step of the waterfall. ``early``: seconds saved by early stopping, which are not part of the
+    requested 100 % and have a row of their own at the top."""
     unit, name = style.time_unit(most)
     decimals = _decimals(most / unit)
     level = 0.0
@@ -78,7 +79,7 @@ def _waterfall(axes: Axes, falls: list[Step], most: float, early: float) -> None
     if early:
         places.append(-1)
         labels.append("stopped early")
-        text = f"{early / unit:,.{decimals}f} more to their ends"
+        text = f"{early / unit:,.{decimals}f} more if trained to the end"
         axes.annotate(
             text,
             (0.0, -1),
@@ -99,7 +100,7 @@ def _waterfall(axes: Axes, falls: list[Step], most: float, early: float) -> None
 
 
 def _split(axes: Axes, found: Causes) -> None:
-    """Draw the shares of the workers' activities, and of waiting between stages."""
+    """Draw the shares of the workers' activities, and of idle time between stages."""
     parts = [
         (TRAIN, found.train),
         (EVALUATE, found.evaluate),
@@ -136,7 +137,7 @@ def _percent(share: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A bar of the waterfall: a sum (``total``), or a change from the bar before it. Seconds."""
+    """A bar of the waterfall, in seconds: a ``total``, or a change from the bar before it."""
 
     label: str
     seconds: float
@@ -144,20 +145,21 @@ class Step:
 
 
 def steps(found: Causes) -> Iterator[Step]:
-    """Yield the waterfall. Changes lead exactly from each total to the next; causes of zero seconds are omitted."""
+    """Yield the bars of the waterfall. The changes add up exactly to the difference of the totals; changes of zero
+    seconds are omitted."""
     yield Step("without sharing, as requested", found.alone, total=True)
     changes = [
         Step("shared with a trial of the study", -found.shared_prefix),
         Step("shared with another study", -found.other_study),
         Step("trained side by side", -found.fused),
-        Step("several workers for one", found.exchange),
-        Step("loading, were it all from disk", found.from_disk),
+        Step("several workers per trial", found.exchange),
+        Step("loading, if all from disk", found.from_disk),
         Step("live states instead of disk", -found.live),
         Step("saving", found.save),
         Step("thrown away", found.wasted),
         Step("trained again", found.again),
         Step("trained without a result", found.unanswered),
-        Step("measured, not mean times", found.estimates),
+        Step("measured instead of mean times", found.estimates),
     ]
     yield from (change for change in changes if change.seconds)
-    yield Step("used", found.used, total=True)
+    yield Step("busy", found.used, total=True)

@@ -1,4 +1,4 @@
-"""The stage tree for print: the layout and the colours of the interactive one."""
+"""The stage tree for print, in the layout and colours of the interactive one."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ Segment = tuple[tuple[float, float], tuple[float, float]]
 def draw_stage_tree(book: Book) -> Figure:
     """Draw each node as a line from its start to where the book's trials leave it, the best trial's path as a band.
 
-    Labels show what changes where branches diverge. Colour ranks the best metric on a branch or below it; width is the
-    number of trials that share the training. Of a tree of more rows than a page has, the branches with the most trials
-    are drawn, and the best among equals; what is folded away is counted where it hangs.
+    Labels show the hyperparameters that change at branch points. Colour ranks the best metric on a branch or below it;
+    width is the number of trials that share the training. If the tree has more rows than a page, only the branches with
+    the most trials are drawn, the best among equals; the others are counted at their parents.
     """
     if not book.branches:
         return style.nothing("No trial was requested: there is no stage tree.")
@@ -54,7 +54,7 @@ def draw_stage_tree(book: Book) -> Figure:
     middle = (shown.count - 1) / 2
     axes.set_ylim(middle + count / 2, middle - count / 2)
     trials, nodes = count_of(len(book.trials), "trial"), count_of(len(layout.branches), "node")
-    style.title(axes, f"{trials} in {nodes}" + (" (the wider, the more trials)" if len(book.trials) > 1 else ""))
+    style.title(axes, f"{trials} in {nodes}" + (" (wider: more trials)" if len(book.trials) > 1 else ""))
     style.legend(axes, legend_of(layout, shown))
     if layout.scale:
         length = min(_BAR, height - _ABOVE - _BELOW)
@@ -64,7 +64,7 @@ def draw_stage_tree(book: Book) -> Figure:
 
 
 def draw_tree(axes: Axes, layout: Layout, shown: Placed, *, points: float, pitch: float) -> None:
-    """Draw the branches that are shown on axes that are ``points`` wide, with rows ``pitch`` points high."""
+    """Draw the branches of ``shown`` on axes that are ``points`` wide, with rows that are ``pitch`` points high."""
     style.tidy(axes)
     rows, branches = shown.rows, layout.branches
     most = math.log(max(2, *(branches[i].branch.trials for i in rows)))
@@ -129,12 +129,12 @@ def _write(axes: Axes, layout: Layout, shown: Placed, widths: Mapping[int, float
 
 
 def draw_scale(axes: Axes, layout: Layout) -> None:
-    """Draw the colour bar: ranks, labelled with the values that have them."""
+    """Draw the colour bar of ranks, labelled with the metric's values at these ranks."""
     ticks = layout.ticks()
     bar = axes.figure.colorbar(ScalarMappable(Normalize(0, 1), PALETTE), cax=axes)
     bar.set_ticks([*ticks], labels=[f"{value:.4g}" for value in ticks.values()], parse_math=False)
     bar.set_label(
-        f"{plain(layout.book.metric, 24)}\nbest from here on, by rank",
+        f"{plain(layout.book.metric, 24)}\nbest at or below, by rank",
         fontsize=style.SMALL,
         color=style.INK,
         parse_math=False,

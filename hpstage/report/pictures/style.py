@@ -1,4 +1,4 @@
-"""Style of the pictures, for a two-column page in colours safe for colour-blind readers, and saving them."""
+"""The common style of pictures, for two-column pages and colour-blind readers; and functions that save pictures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TALLEST = 9.0
 """Maximum height in inches: a page."""
 DPI = 200
 MOST_SHAPES = 2000
-"""Number of lines or bars above which they are pixels in a vector file, which would take a megabyte for 10,000."""
+"""Number of lines or bars above which they are rasterized in a vector file: 10,000 would take a megabyte."""
 TITLE, LABEL, SMALL, TINY = 8.5, 8.0, 7.0, 5.5
 """Font sizes in points: titles; axis labels; ticks and legends; names within a picture."""
 
@@ -48,7 +48,7 @@ _DATELESS: dict[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"Creatio
 
 
 def figure(height: float) -> tuple[Figure, Axes]:
-    """Return an empty figure ``height`` inches high and its axes. Does not use pyplot, hence no global state."""
+    """Return an empty figure, ``height`` inches high, and its axes. It does not use pyplot and its global state."""
     drawn = blank(height)
     axes = drawn.add_subplot()
     tidy(axes)
@@ -72,14 +72,14 @@ def tidy(axes: Axes) -> None:
 
 
 def title(axes: Axes, text: str) -> None:
-    """Set the title of the axes' figure, at its left edge: above narrow axes there is too little room."""
+    """Set the title of the axes' figure, at the left edge of the figure, since narrow axes have too little room."""
     whole = axes.figure
     y = None if whole.get_layout_engine() else 1 - 0.05 * DPI / whole.bbox.height
     whole.suptitle(text, x=0.01, y=y, ha="left", fontsize=TITLE, color=INK, parse_math=False)
 
 
 def label(axes: Axes, *, x: str | None = None, y: str | None = None) -> None:
-    """Set the axis labels, literally."""
+    """Set the axis labels; they are not parsed as mathematical text."""
     if x is not None:
         axes.set_xlabel(x, fontsize=LABEL, color=INK, parse_math=False)
     if y is not None:
@@ -93,10 +93,10 @@ def counts(axis: Axis) -> None:
 
 
 def legend(axes: Axes, handles: Iterable[Any], *, on_a_line: int = 4) -> None:
-    """Add a legend above the axes, to the right: it covers neither data nor the title. Labels must not come from users.
+    """Add a legend above the axes, at the right: it covers neither data nor the title. Labels must not come from users.
 
     Args:
-        on_a_line: the most names on a line; more do not fit into a narrow picture.
+        on_a_line: maximum number of labels on a line; more do not fit into a narrow picture.
     """
     handles = list(handles)
     if not handles:
@@ -129,7 +129,8 @@ _Drawing = TypeVar("_Drawing", bound=Callable[..., Figure])
 
 
 def in_our_style(draw: _Drawing) -> _Drawing:
-    """Draw independently of the process's style: Optuna's plots leave ggplot's behind. The user's fonts are kept."""
+    """Decorate a function to draw in matplotlib's default style, whatever style the process has set: Optuna's plots set
+    ggplot's. The user's fonts are kept."""
 
     @functools.wraps(draw)
     def drawn(*given: Any) -> Figure:
@@ -167,7 +168,7 @@ def nothing(message: str) -> Figure:
 
 def svg(drawn: Figure, width: float = WIDTH) -> bytes:
     """Return the picture as SVG, ``width`` inches wide, with its text as outlines."""
-    drawn.set_figwidth(width)  # it is laid out when it is written
+    drawn.set_figwidth(width)  # before it is laid out, which happens when it is written
     buffer = io.BytesIO()
     _save(drawn, buffer, "svg")
     return buffer.getvalue()
@@ -181,7 +182,7 @@ def save(drawn: Figure, path: str | os.PathLike[str], *, format: str | None = No
 
 
 def _save(drawn: Figure, target: Path | io.BytesIO, kind: str) -> None:
-    # Fonttype 42: publishers want whole fonts in PDF. A fixed salt and no date make files of equal pictures equal.
+    # Fonttype 42: publishers want whole fonts in PDF. With a fixed salt and no date, equal pictures have equal files.
     with _ours(), matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "hpstage"}), warnings.catch_warnings():
         # Characters missing from matplotlib's font are drawn as boxes, which is no reason to warn the user.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)

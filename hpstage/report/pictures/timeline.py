@@ -1,4 +1,4 @@
-"""The worker timeline: the activities of each worker over time."""
+"""The timeline of the activities of each worker."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ ACTIVITIES = (TRAIN, EVALUATE, LOAD, SAVE, WASTED, FAILED)
 raised."""
 
 MOST_BARS = 4000
-"""Number of bars drawn individually. If there are more, each worker's row is cut into pieces of equal time that show
-the share of each activity."""
+"""Maximum number of bars drawn individually. If there are more, each worker's row is cut into ``PIECES`` pieces of
+equal time, whose colour mixes the activities."""
 PIECES = 1600
 
 COLOURS = {
@@ -44,11 +44,10 @@ COLOURS = {
     WASTED: style.INK,
     FAILED: style.VERMILION,
 }
-# The colour of every other training stage of a worker, to distinguish neighbours without an outline, which would hide
-# short stages.
+# The colour of every second training stage of a worker, to distinguish neighbours: an outline would hide short stages.
 _OTHER_TRAIN = "#3A95CC"
 
-_FEW = 100  # failures, above which their marks are small
+_FEW = 100  # number of failures above which their marks are small
 _RAISED: dict[str, Any] = {"marker": "X", "edgecolors": "white", "linewidths": 0.5, "zorder": 3}
 
 _ROW = 0.19  # inches per worker, as long as there is room
@@ -61,10 +60,10 @@ _NAME = 30  # maximum number of characters of a worker's name
 
 @style.in_our_style
 def draw_timeline(book: Book) -> Figure:
-    """Draw one row per worker, in the order in which they started; x is the time since the first started.
+    """Draw one row per worker, in the order in which workers started. The x axis is the time since the first start.
 
-    Each worker's name is followed by its share of busy time in the calls for which it worked, from their first stage to
-    their last. Pauses between calls are omitted.
+    Each worker's name is followed by its share of busy time, from the first to the last stage of the calls in which it
+    worked. Pauses between calls are omitted.
     """
     view = timeline_of(book)
     if view is None:
@@ -100,7 +99,7 @@ def draw_timeline(book: Book) -> Figure:
     busy = f"{share:.0%} of {end:,.3g} {name}"
     if min(there) < span:
         busy = f"{share:.0%} of their time"
-    # Not of all that is paid for, which begins with the workers' start.
+    # This is not the share of allocated time, which begins when workers start.
     style.title(axes, f"{count_of(len(workers), 'worker')}, busy {busy}, first stage to last")
     axes.set_xlim(0.0, end)
     middle, half = (len(workers) - 1) / 2, max(_FEWEST, len(workers)) / 2
@@ -142,7 +141,7 @@ def _colour(activity: str, odd: int) -> str:
 
 
 def _paint(axes: Axes, view: Timeline, end: float) -> None:
-    """Draw an image per worker, whose pixels mix the colours of the activities in their time."""
+    """Draw an image per worker. Each pixel mixes the colours of the activities in its time."""
     track = np.array(to_rgb(style.TRACK))
     middles = (np.arange(PIECES) + 0.5) * (view.span / PIECES)
     for row, (shares, periods) in enumerate(zip(view.shares, view.there, strict=True)):
@@ -164,7 +163,7 @@ def _paint(axes: Axes, view: Timeline, end: float) -> None:
 
 
 class Bar(msgspec.Struct, frozen=True, gc=False):
-    """An ``activity`` of a worker that started at ``began`` and took ``seconds``. ``stage`` counts its reports."""
+    """An activity of a worker, from ``began`` for ``seconds``. ``stage`` counts the stages of the worker."""
 
     worker: WorkerId
     activity: str
@@ -193,13 +192,13 @@ class Timeline:
     bars: list[Bar]
     """Empty if there are too many bars."""
     shares: list[dict[tuple[str, int], array[float]]]
-    """In that case, for each worker, the share of each of its ``PIECES`` pieces spent on an activity, separately for
-    its even and odd stages. Where a worker trains chains side by side, or workers of two clusters share a name, bars
-    overlap and shares sum to more than 1."""
+    """If there are too many bars: for each worker, by activity and by even or odd stage, the share of each of the
+    ``PIECES`` pieces. If a worker trains chains side by side, or workers of two clusters share a name, bars overlap and
+    shares sum to more than 1."""
 
 
 def bars(book: Book) -> Iterator[Bar]:
-    """Yield a bar per activity of a worker for the book's trials, in the time of the timeline; none for 0 seconds."""
+    """Yield the bars of the book's trials: one per activity and worker, on the workers' clock; none of 0 seconds."""
     stages: dict[WorkerId, int] = {}
     for at, charge in zip(book.began, book.charges, strict=True):
         fact = charge.fact
@@ -233,8 +232,7 @@ def failures(book: Book) -> Iterator[tuple[WorkerId, float]]:
 
 
 def _activities(fact: StateReached) -> list[tuple[str, float]]:
-    """Return the activities that took time, with the seconds that passed, in order; ``fact.at`` is the end of the
-    last."""
+    """Return the activities of a report that took time, in order, with their wall-clock seconds."""
     share = max(1.0, fact.workers)
     took = (
         (LOAD, fact.load_seconds / share),
@@ -291,7 +289,7 @@ def _shares(
         stop = min(start + bar.seconds * scale, PIECES)
         begin, end = int(start), int(stop)
         if begin == end:
-            if end < PIECES:  # otherwise it is too short to be distinguished from the end
+            if end < PIECES:  # otherwise the bar is too short to be seen at the end
                 shares[begin] += stop - start
             continue
         shares[begin] += begin + 1 - start

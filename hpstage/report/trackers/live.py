@@ -30,12 +30,12 @@ logger = logging.getLogger("hpstage")
 
 @dataclass(frozen=True, slots=True)
 class _Sight:
-    """A trial as it is at a time.
+    """A snapshot of a trial.
 
     Attributes:
-        keys: under which there are logs, if anything was logged.
-        reached: the farthest step that is known to be trained, not beyond a state whose metrics are still to come.
-        metrics: the names of metrics, as far as they are known.
+        keys: keys under which checkpoint stores may have logs of the trial.
+        reached: the last step that is known to be trained, but at most the first state whose metrics are missing.
+        metrics: the names of all metrics known so far.
     """
 
     run: TrialRun
@@ -48,28 +48,28 @@ class _Sight:
 
 @dataclass(slots=True)
 class _Written:
-    """The content of a run that was written so far."""
+    """A run that is being written, and the content written so far."""
 
     writer: RunWriter
     last: TrialRun
     keys: set[StateKey] = field(default_factory=set)
-    steps: set[int] = field(default_factory=set)  # that were measured
+    steps: set[int] = field(default_factory=set)  # with metrics
 
 
 class LiveCallback:
     """Writes a run for each trial of a search while it trains.
 
-    Every few seconds, a thread of the calling process writes what the plan has learnt of each trial: its metrics, and
-    what training has logged, which is known once a state is saved. Training does not wait for the tracker, and results
-    do not depend on it. A call that resumes writes its runs again, from the first step.
+    Every few seconds, a thread of the calling process writes the new metrics and logged values of each trial. Logged
+    values are known when the next checkpoint is saved. Training does not wait for the tracker, and results do not
+    depend on it. A call that resumes writes its runs again, from the first step.
     """
 
     def __init__(self, every: float, package: str, make: Callable[[], Tracker]) -> None:
-        """``make``: makes the tracker; its ``package`` may be missing."""
+        """``make``: creates the tracker; raises ``ImportError`` if ``package`` is not installed."""
         self._package = package
         self._every = seconds(least=0).of("every", every)
         self._due = 0.0
-        self._written: dict[TrialId, _Written] = {}  # of trials that have not ended
+        self._written: dict[TrialId, _Written] = {}  # only of trials that have not ended
         self._sights: queue.SimpleQueue[list[_Sight] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._ended: set[TrialId] = set()
@@ -79,7 +79,7 @@ class LiveCallback:
             raise not_installed(error, package) from None
 
     def __call__(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
-        """Do nothing: Optuna calls it for each trial that ends."""
+        """Do nothing. Optuna calls this for each trial that ends."""
 
     def follow(
         self,
@@ -90,11 +90,12 @@ class LiveCallback:
         *,
         last: bool = False,
     ) -> None:
-        """Record the progress of trials, if it is due. Called in the thread that changes the plan.
+        """Have the progress of trials written, if ``every`` seconds have passed. Call it in the thread that changes the
+        plan.
 
         Args:
             metrics: the names of metrics that are known already.
-            last: whether it is due regardless of the last time.
+            last: have it written even if less time has passed.
         """
         now = time.monotonic()
         if not last and (now < self._due or not self._sights.empty()):
@@ -125,7 +126,8 @@ class LiveCallback:
         self._sights.put(sights)
 
     def close(self) -> None:
-        """Wait until all is written; runs of unfinished trials are closed, too. A further search can use it again."""
+        """Wait until everything is written, and close all runs, also of unfinished trials. Another search can use this
+        object again."""
         if self._thread is not None:
             self._sights.put(None)
             self._thread.join()
@@ -160,9 +162,9 @@ class LiveCallback:
             found = [(key, log) for key in keys for log in loaded(sight.checkpoints, [key])]
         except CheckpointUnreachable:
             if run.state == "running":
-                return  # until the next look
+                return  # the next snapshot is tried again
             found = []
-        # What was logged or measured beyond comes with what precedes it: trackers take ascending steps.
+        # Values of later steps wait until the steps before them are known, since trackers take only ascending steps.
         logs = [(key, log) for key, log in found if log.stop <= sight.reached]
         fresh = {
             step: found
@@ -191,8 +193,8 @@ class TensorBoardCallback(LiveCallback):
     ``tensorboard --logdir runs``.
 
     Args:
-        folder: each trial has a folder ``<study>/<number>`` in it.
-        every: seconds between two looks.
+        folder: folder of all runs; each trial is written to ``<study>/<number>`` in it.
+        every: seconds between two updates.
 
     Raises:
         UsageError: tensorboard is not installed.
@@ -211,8 +213,8 @@ class MLflowCallback(LiveCallback):
     """Write each trial to MLflow while it trains, as a run in an experiment of the study's name.
 
     Args:
-        tracking_uri: of the server or database; by default what ``MLFLOW_TRACKING_URI`` or MLflow's own default names.
-        every: seconds between two looks.
+        tracking_uri: URI of the server or database; by default ``MLFLOW_TRACKING_URI``, or else MLflow's own default.
+        every: seconds between two updates.
 
     Raises:
         UsageError: mlflow is not installed.
@@ -231,8 +233,8 @@ class WeightsAndBiasesCallback(LiveCallback):
     """Write each trial to Weights & Biases while it trains, as a run in a group of the study's name.
 
     Args:
-        project: by default the study's name.
-        every: seconds between two looks.
+        project: name of the project; by default the study's name.
+        every: seconds between two updates.
         wandb_kwargs: further arguments of ``wandb.init``: ``entity``, ``mode``, ``dir``, ...
 
     Raises:

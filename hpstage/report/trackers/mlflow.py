@@ -1,4 +1,4 @@
-"""Runs of MLflow: in a database of its own within a folder, or on a tracking server."""
+"""Runs of MLflow, in a database within a folder or on a tracking server."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any
 from hpstage.errors import UsageError
 from hpstage.report.trackers.runs import Row, TrialRun, plain_name
 
-_METRICS, _PARAMS = 1000, 100  # of a request
-_VALUE = 500  # characters of a parameter's value, which every server takes
-_NAME = 200  # characters of a name, the same
+_METRICS, _PARAMS = 1000, 100  # maximum numbers in a request
+_VALUE = 500  # maximum number of characters of a parameter's value that every server accepts
+_NAME = 200  # maximum number of characters of a name that every server accepts
 _ALLOWED = "-. /:"  # in names, besides letters, digits and "_"
 _STATES = {"complete": "FINISHED", "pruned": "FINISHED", "fail": "FAILED", "running": "RUNNING"}
 
 
 class MLflow:
-    """Makes an experiment of each study, with a run for each of its trials. A run of an earlier export is deleted.
+    """Writes an experiment for each study, with a run for each of its trials. A run of an earlier export is deleted.
 
     Args:
-        folder: where the database ``mlflow.db`` is; ``None`` for the server that ``uri`` or ``MLFLOW_TRACKING_URI``
-            names.
+        folder: folder of the database ``mlflow.db``; ``None`` for a server.
+        uri: URI of the server; by default ``MLFLOW_TRACKING_URI``.
 
     Raises:
         ImportError: mlflow is not installed.
         OSError: the folder cannot be written to.
-        UsageError: the server cannot be reached, or refuses.
+        UsageError: the server cannot be reached, or reports an error.
     """
 
     def __init__(self, folder: Path | None, uri: str | None = None) -> None:
@@ -100,5 +100,5 @@ def _refusals() -> Iterator[None]:
 
 
 def plain(name: str) -> str:
-    """Return a name that MLflow takes for an experiment, a parameter or a metric."""
+    """Return a name that MLflow accepts for an experiment, a parameter or a metric."""
     return plain_name(name, _ALLOWED, _NAME)

@@ -1,4 +1,4 @@
-"""The trials of a plan as runs: parameters, what was logged and measured by step, how they ended."""
+"""The trials of a plan as runs of a tracker: parameters, logged values and metrics by step, and final states."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Row = tuple[int, Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class TrialRun:
-    """A trial.
+    """A trial as a run.
 
     Attributes:
-        number: in its study.
+        number: the trial's number in its study.
         state: complete, pruned, fail, or running.
         steps: the number of steps requested.
-        params: the study's parameters.
-        rows: ascending steps, each with values by name. What was logged has the step in which it was, counted from 0,
-            and a metric the number of steps that were trained before. Where a metric has the name of something that is
-            logged, that is called ``log/NAME``.
+        params: the trial's values of the study's parameters.
+        rows: ascending steps, each with values by name. The step of a logged value is the one in which it was logged,
+            counted from 0; the step of a metric is the number of steps trained before. A logged value with the name of
+            a metric is called ``log/NAME``.
         metrics: the last known values of all metrics.
     """
 
@@ -53,18 +53,18 @@ class RunWriter(Protocol):
         """Add rows."""
 
     def end(self, run: TrialRun) -> None:
-        """Write how the run ended, or that it is still running, and close it."""
+        """Write the run's state, final or running, and close the run."""
 
 
 class Tracker(Protocol):
     """Writes runs of one of the trackers."""
 
     def start(self, run: TrialRun) -> RunWriter:
-        """Begin the run of a trial, in place of an earlier one of the same trial. Its rows are not written."""
+        """Begin the run of a trial, and replace an earlier run of the same trial. Rows of ``run`` are not written."""
 
 
 def exported(runs: Iterable[TrialRun], tracker: Tracker) -> Iterator[TrialRun]:
-    """Write runs that are known as a whole, and yield each of them."""
+    """Write complete runs, and yield each run when it is written."""
     for run in runs:
         writer = tracker.start(run)
         try:
@@ -84,7 +84,7 @@ def runs_of(plan: SearchPlan, checkpoints: CheckpointStore) -> Iterator[TrialRun
 
 
 def run_of(plan: SearchPlan, id: TrialId, measured: Mapping[int, Mapping[str, float]]) -> TrialRun:
-    """Return a trial as a run to which no rows have been added yet."""
+    """Return a trial as a run, without rows."""
     ended, proposed = plan.ended.get(id), plan.searches.proposed.get(id)
     return TrialRun(
         plan=plan.id,
@@ -113,7 +113,7 @@ def rows_of(
     """Return logged values and metrics as rows.
 
     Args:
-        metrics: the names of metrics; a logged value with such a name is called ``log/NAME``.
+        metrics: the names of all metrics; a logged value with the name of a metric is called ``log/NAME``.
     """
     rows: dict[int, dict[str, float]] = {}
     names = {*metrics}
@@ -126,7 +126,7 @@ def rows_of(
 
 
 def plain_name(name: str, allowed: str = ".,=+@-", most: int = 100) -> str:
-    """Return a name of letters, digits, ``_`` and ``allowed``. If that changes the name, a digest distinguishes it from
-    others that become the same."""
+    """Return a name of letters, digits, ``_`` and ``allowed``. If the name changes, a digest is appended, so that
+    different names stay different."""
     plain = re.sub(rf"[^0-9A-Za-z_{re.escape(allowed)}]", "_", name).strip(".")[:most]
     return plain if plain == name != "" else f"{plain}-{xxhash.xxh3_64_hexdigest(name.encode())[:8]}"

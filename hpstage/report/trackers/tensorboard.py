@@ -12,8 +12,8 @@ EVENTS = "events.out.tfevents.*"
 
 
 class TensorBoard:
-    """Writes a folder ``<study>/<number>`` for each run. Event files of an earlier one are replaced. Parameters are
-    hyperparameters of TensorBoard's plugin, metrics the values that it compares by.
+    """Writes a folder ``<study>/<number>`` for each run. Event files of an earlier run are replaced. Parameters and
+    metrics also appear in TensorBoard's HParams plugin.
 
     Raises:
         ImportError: tensorboard is not installed.
@@ -21,7 +21,7 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path) -> None:
-        import torch.utils.tensorboard  # noqa: F401  only whether it is there
+        import torch.utils.tensorboard  # noqa: F401  only to see whether it is installed
 
         self._folder = folder
 

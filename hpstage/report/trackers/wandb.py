@@ -12,11 +12,11 @@ from hpstage.report.trackers.runs import Row, TrialRun, plain_name
 
 
 class WeightsAndBiases:
-    """Writes a run for each trial, in a project for each study unless one is given. Runs have ids of their own, so that
-    those of a later export replace these when they are uploaded.
+    """Writes a run for each trial, by default in a project for each study. The id of a run is derived from its trial:
+    a later export thus replaces the run when it is uploaded.
 
     Args:
-        folder: runs are written below ``folder/wandb``; ``None`` for the current folder.
+        folder: runs are written to ``folder/wandb``; ``None`` for the current folder.
         settings: arguments of ``wandb.init``, such as ``project``, ``entity``, ``mode``.
 
     Raises:
@@ -54,7 +54,7 @@ class WeightsAndBiases:
 class _Writer:
     def __init__(self, run: Any) -> None:
         self._run = run
-        self._first = int(run.step)  # of a resumed run, which takes no earlier steps
+        self._first = int(run.step)  # a resumed run takes no earlier steps
 
     def log(self, rows: Iterable[Row]) -> None:
         for step, values in rows:
@@ -62,7 +62,7 @@ class _Writer:
                 self._run.log(dict(values), step=step)
 
     def end(self, run: TrialRun) -> None:
-        self._run.log({}, commit=True)  # the last row, which waits for more values of its step
+        self._run.log({}, commit=True)  # commits the last row
         self._run.tags = [*(self._run.tags or ()), run.state]
         self._run.summary.update({**run.metrics, "hpstage steps": run.steps})
         self._run.finish(exit_code=1 if run.state == "fail" else 0)

@@ -1,4 +1,4 @@
-"""The rows of the stage tree of a book's trials, and the logs of its branches for the drawer next to it."""
+"""The rows of the stage tree of a book's trials, and the logs of its branches for the drawer."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def rows_of(book: Book) -> Rows:
     return rows
 
 
-_NAMES = 8  # of curves, on a branch
-_OUTPUT = 4_000  # characters of a branch's output, the last ones
-_READ = 4_000  # logs that are read: those of the branches that have failed, then of those with the most trials
-_CHARACTERS = 2_000_000  # in all
+_NAMES = 8  # maximum number of curves of a branch
+_OUTPUT = 4_000  # maximum number of characters of a branch's output, from its end
+_READ = 4_000  # maximum number of logs read: first of branches that have failed, then of branches with the most trials
+_CHARACTERS = 2_000_000  # maximum number of characters of all logs
 
 
 def logs_of(book: Book) -> dict[int, LogRow]:
-    """Return the rows of the branches that have logged or printed anything, by the index of the branch: its place among
+    """Return the logs of branches that have logged or printed anything, by the index of the branch in
     ``book.branches``."""
     found: dict[int, LogRow] = {}
     plan, checkpoints = book.account.plan, book.checkpoints
@@ -79,7 +79,7 @@ def logs_of(book: Book) -> dict[int, LogRow]:
     try:
         there = checkpoints.logs()
     except CheckpointError:
-        return found  # a report is of the journal; it may be read where its checkpoints cannot
+        return found  # a report needs only the journal, and may be written where checkpoints cannot be read
     broken_off, spent, read = broken_off_steps(plan), 0, 0
     nodes = [(branch.node, branch.trials) for branch in book.branches.values()] if there else []
     for index in sorted(range(len(nodes)), key=lambda i: (nodes[i][0].id not in broken_off, -nodes[i][1], i)):

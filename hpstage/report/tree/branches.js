@@ -1,11 +1,12 @@
-// The rows that were received: their order, their ranks, and which of them are unfolded. Parents come before children.
+// The received rows of branches (B), trials (T), failures (F) and logs (L); the order, ranks and folding of branches.
+// Parents come before their children.
 const ROOT = -1, STEP = 50
 const B = {node: [], parent: [], x: [], right: [], front: [], trials: [], own: [], state: [], label: [], kept: [], values: [], points: []}
 const T = {name: [], leaf: [], requested: [], state: [], value: [], params: [], seconds: []}
 const F = new Map(), L = new Map(), texts = []
 let header = {study: "", metric: "", maximize: false, end: 1, best: ROOT, store: "", at: []}
 
-// What is derived from the rows: branches in depth-first order (those below i are order[at[i] + 1 .. stop[i] - 1]).
+// Derived from the rows: branches in depth-first order; the descendants of i are order[at[i] + 1 .. stop[i] - 1].
 let n = 0, order = [], at = [], stop = [], kids = [], roots = [], best = [], merits = [], ending = [], failing = new Map()
 let way = new Set(), ranked = []
 
@@ -51,7 +52,7 @@ function derive() {
   }
   for (let i = 0; i < n; i++) children(B.parent[i]).push(i)
   merits = best.map((value) => value == null ? -Infinity : header.maximize ? value : -value)
-  // The latest to diverge is next to its parent, so that no connector crosses a line: as in hpstage/accounting/branches.py.
+  // The last child to diverge is next to its parent: no connector crosses a line. As in hpstage/accounting/branches.py.
   for (const own of kids) if (own.length > 1) own.sort(by((i) => -B.x[i], (i) => B.trials[i], (i) => B.node[i]))
   order = []
   at = new Int32Array(n)
@@ -75,8 +76,8 @@ function derive() {
   ranked = [...order].sort(by((i) => -B.trials[i], (i) => -merit(i), (i) => B.node[i]))
 }
 
-// Ranks of the best metric on a branch or below it, among the unfolded ones: 1 for the best, 0 for the worst, so that
-// those that can be seen differ.
+// Ranks branches by the best metric on them or below, from 0 for the worst to 1 for the best. Only unfolded branches are
+// ranked, so that the visible colours differ.
 function colour() {
   const values = [...new Set(list.map(merit).filter((value) => value > -Infinity))].sort((a, b) => a - b)
   const place = new Map(values.map((value, k) => [value, values.length > 1 ? k / (values.length - 1) : 1]))
@@ -91,7 +92,8 @@ let rank = new Map(), valued = new Map(), shown = new Uint8Array(0), row = new I
 const opened = new Set(), closed = new Set() // by the user
 let revealed = [] // by the search
 
-// The branches of most trials, and the best among equals, that fit into so many rows; the best trial's way in any case.
+// Returns the branches that fit into `most` rows: the most trials first, the best among equals. The best trial's path is
+// always included.
 function foremost(most) {
   const chosen = new Uint8Array(n), taken = new Uint8Array(n)
   let used = 0
@@ -106,8 +108,8 @@ function foremost(most) {
   return chosen
 }
 
-// What is unfolded without the user's doing. Once the user has folded something, that stands still, but for branches that
-// are new below what is unfolded.
+// Returns the branches that are unfolded before any action of the user is applied. After the first action they stay the
+// same, except that new branches below unfolded ones are added.
 let base = new Uint8Array(0)
 function unfoldedBefore(most) {
   if (!opened.size && !closed.size) return foremost(most)
@@ -128,8 +130,8 @@ function unfolded(most) {
   return chosen
 }
 
-// Places the unfolded branches on rows: a child that begins where its parent, the branch drawn before it, ends continues
-// in its row. What is left out below a branch of which some children are drawn has a row of its own after them.
+// Places the unfolded branches on rows. A child that begins where its parent ends continues on the parent's row, if it is
+// drawn right after the parent. If only some children of a branch are unfolded, a stub on a row after them counts the others.
 function place() {
   row = new Int32Array(n).fill(-1)
   list = []

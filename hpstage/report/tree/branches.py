@@ -1,4 +1,4 @@
-"""Descriptions of a branch of the stage tree: what changes where it diverges from its parent, and its state. Pure."""
+"""Descriptions of a branch of the stage tree: the hyperparameters that change at its start, and its state. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from hpstage.plan.facts import NodeId
 from hpstage.plan.nodes import Node
 from hpstage.schedule.forms import Constant, Form
 
-_VALUE = 40  # characters of a value
-_NAMES = 6  # hyperparameters named
+_VALUE = 40  # maximum number of characters of a value
+_NAMES = 6  # maximum number of hyperparameters named
 
 State = Literal["failed", "running", "waiting", "interrupted", "done", "dropped"]
-"""``interrupted``: no process waits for the rest of it, but a trial that has not ended does; ``dropped``: none does."""
+"""``interrupted``: an unfinished trial needs the rest of the branch, but its search is not running; ``dropped``: no
+trial needs the rest of the branch."""
 
 
 def changes(node: Node) -> str:
-    """Return the forms under which the node trains; below a parent, those that differ from the parent's."""
+    """Return the hyperparameters of a root, or the hyperparameters of a child that change from its parent, as text."""
     parent = node.parent
     changed = []
     for i, (name, form) in enumerate(zip(node.names, node.forms, strict=True)):

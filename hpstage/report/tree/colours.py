@@ -1,8 +1,8 @@
-"""The colours of the stage tree, wherever it is drawn: distinct under any colour vision, on white and on black."""
+"""The colours of all drawings of the stage tree: distinct for colour-blind readers, on white and on black pages."""
 
 SHADES = slice(60, 215)
-"""Indices into the 256 colours of viridis, by rank, without the darkest and lightest, which a black or white page would
-hide."""
+"""Indices of the colours of ranks in viridis with 256 colours. The darkest and lightest colours are left out: they
+would be invisible on black or white pages."""
 UNMEASURED = "#999999"
 BEST = "#e69f00"
 """The band along the best trial's path."""

@@ -1,5 +1,5 @@
-// The drawer: what is known of a branch and its trials. All that users typed goes into the page by textContent.
-const LISTED = 20 // trials at a time
+// The drawer with the details of a branch and its trials. All text of users is inserted by textContent.
+const LISTED = 20 // number of trials added at a time
 const drawer = document.createElement("aside")
 drawer.className = "hpstage-drawer"
 drawer.setAttribute("aria-label", "Details")
@@ -43,7 +43,7 @@ function element(kind, text, ...inside) {
 const pairs = (entries) => element("dl", null, ...entries.filter(([, value]) => value !== "").flatMap(
   ([name, value]) => [element("dt", name), element("dd", String(value))]))
 
-// The values of each hyperparameter of a trial over its steps, end to end along its branches.
+// Returns the values of each hyperparameter of a trial by step, joined along its branches.
 function schedules(t) {
   const path = pathTo(T.leaf[t]), found = new Map()
   path.forEach((i, k) => {
@@ -95,17 +95,17 @@ function pathTo(i) {
 
 const range = (name, points) => element("p", `${name}: ${short(points[0][1])} to ${short(points.at(-1)[1])}`)
 
-// The metric by step, along a path.
+// Returns the metric by step along a path.
 const evaluated = (path) => path.flatMap((i, k) => B.points[i].filter(([step]) => k + 1 == path.length || step <= B.x[path[k + 1]]))
 
-// The metric and what else was logged on the path to the end of a branch, as curves, and what the branch has printed.
+// Returns curves of the metric and of logged values along the path to the end of a branch, and the branch's output.
 function logged(i) {
   const path = pathTo(i), curves = new Map()
   const values = evaluated(path), parts = values.length > 1 ? [range(cut(header.metric, 60), values), curve(values)] : []
   for (const branch of path)
     for (const [name, points] of Object.entries(L.get(branch)?.curves ?? {}))
       curves.set(name, [...(curves.get(name) ?? []).filter((p) => p[0] < B.x[branch]), ...points])
-  if (curves.size) parts.push(element("h3", "Logged on the way to its end"))
+  if (curves.size) parts.push(element("h3", "Logged from step 0 to the end of this branch"))
   for (const [name, points] of curves) parts.push(range(name, points), curve(points))
   const output = L.get(i)?.output
   if (output) {
@@ -115,8 +115,8 @@ function logged(i) {
   return parts
 }
 
-// Where two trials diverge, the hyperparameters that differ, and the metric where both were evaluated after that.
-let picked, other // the trial that others are compared with, and the one that is
+// Returns the step at which two trials diverge, the hyperparameters that differ, and both metrics at later common steps.
+let picked, other // the trial to compare with, and the trial compared with it
 function compared(a, b) {
   const [first, second] = [a, b].map((t) => pathTo(T.leaf[t])), k = first.findIndex((i, k) => i != second[k])
   const after = [first, second].flatMap((path) => k >= 0 && path[k] !== undefined ? [B.x[path[k]]] : [])
@@ -130,7 +130,7 @@ function compared(a, b) {
 }
 
 function compareButton(t) {
-  const button = element("button", picked === undefined ? "Compare" : picked == t ? "Compare with none" : `Compare with trial ${T.name[picked]}`)
+  const button = element("button", picked === undefined ? "Compare" : picked == t ? "Stop comparing" : `Compare with trial ${T.name[picked]}`)
   button.className = "copy"
   button.onclick = () => {
     if (picked !== undefined && picked != t) other = t
@@ -140,7 +140,7 @@ function compareButton(t) {
   return button
 }
 
-// The cards of some trials, and a button for the others.
+// Returns the cards of the first trials, and a button for the others.
 function cards(trials) {
   const made = element("div", null, ...trials.slice(0, LISTED).map(card)), rest = trials.slice(LISTED)
   if (rest.length) {
@@ -153,7 +153,7 @@ function cards(trials) {
 
 const quoted = (text) => /^[\w./:@%?=+-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`
 
-// In a notebook's frame: a field for the values of a branch, and a button that trains it there. Nothing on a page starts anything.
+// In a notebook: fields for the step and the values of a branch, and a button that trains it. Web pages cannot start training.
 function trained(t, step) {
   if (window.name != "hpstage-notebook") return []
   const [name, value] = scheduled(t, step), button = element("button", "Train")
@@ -171,13 +171,13 @@ function trained(t, step) {
 
 const identity = (t) => header.study ? `${header.study}/${T.name[t]}` : T.name[t]
 
-// The first hyperparameter that is scheduled, or the learning rate, and its value at a step.
+// Returns a hyperparameter and its value at a step: lr, else the first hyperparameter that varies, else the first.
 function scheduled(t, step) {
   const values = [...schedules(t)].map(([name, points]) => [name, points.filter((p) => p[0] <= step).at(-1)?.[1], new Set(points.map((p) => p[1])).size])
   return values.find(([name]) => name == "lr") ?? values.find(([, , count]) => count > 1) ?? values[0] ?? ["lr", 0.01]
 }
 
-// What starts a branch at a step of a trial, and what loads its state there.
+// Returns a command and a Python call that train a branch of a trial from a step, and a call that loads the state there.
 function branching(t, step) {
   const [name, value] = scheduled(t, step), id = identity(t), trial = `hpstage.open(${JSON.stringify(header.store || "STORE")}).trial(${JSON.stringify(id)})`
   const python = typeof value == "boolean" ? (value ? "True" : "False") : JSON.stringify(value)
@@ -190,7 +190,7 @@ function branching(t, step) {
   ]
 }
 
-// A line of code, and a button that copies it: into the clipboard where the page may, else by the selection.
+// Returns a line of code with a button that copies it, by the clipboard API if the page may use it, else by a selection.
 function copyable(text) {
   const code = element("code", text), button = element("button", "Copy")
   button.className = "copy"
@@ -205,7 +205,7 @@ function copyable(text) {
   return element("p", null, button, code)
 }
 
-// The commands of a terminal for a branch, with the store's address, and those that continue from its first trial.
+// Returns commands for the store, and, for a trial, those that export its weights or extend its study.
 function commands(t) {
   const store = quoted(header.store || "STORE"), study = header.study ? ` --study ${quoted(header.study)}` : ""
   const found = [`hpstage status ${store}`, `hpstage report ${store}${study}`]
@@ -248,12 +248,12 @@ function contents(i, only, step) {
   const parts = [close, element("h2", `Node ${B.node[i]}, ${B.state[i]}`), pairs([
     ["steps", `${number(B.x[i])} to ${number(B.right[i])}${B.front[i] < B.right[i] ? `, trained to ${number(B.front[i])}` : ""}`],
     [B.parent[i] == ROOT ? "trains with" : "changes", B.label[i]],
-    ["trials", number(B.trials[i])], ["best from here", short(best[i])], ["checkpoint", B.kept[i]],
+    ["trials", number(B.trials[i])], ["best at or below", short(best[i])], ["checkpoint", B.kept[i]],
   ])]
-  // What failed on the branch or on the way to it.
+  // Failures on the branch and on its ancestors.
   for (let above = i; above != ROOT; above = B.parent[above])
     for (const failure of failing.get(above) ?? []) {
-      parts.push(element("h3", `Failed when ${failure.doing}, step ${number(failure.step)}, node ${B.node[above]}`), element("p", failure.summary))
+      parts.push(element("h3", `Failed while ${failure.doing}, step ${number(failure.step)}, node ${B.node[above]}`), element("p", failure.summary))
       if (texts[failure.text]) parts.push(element("pre", texts[failure.text]))
     }
   parts.push(...logged(i))
@@ -262,7 +262,7 @@ function contents(i, only, step) {
   through.sort((a, b) => a - b)
   if (only !== undefined) through = [only, ...through.filter((t) => t != only)]
   if (through.length && B.front[i] > B.x[i]) {
-    // At its end a trial has no steps left to branch.
+    // A trial has no steps left to branch at its end.
     const last = Math.min(B.front[i], T.requested[through[0]] - 1)
     const at = Math.max(B.x[i], Math.min(step ?? (B.x[i] || last >> 1), last))
     parts.push(element("h3", `Branch from here: step ${number(at)}`), ...trained(through[0], at), ...branching(through[0], at).map(copyable))

@@ -1,6 +1,6 @@
-// Draws what can be seen of the unfolded branches. All that users typed is drawn as glyphs of text.
-const PITCH = 15, WIDEST = 26 // pixels of a row
-const FONT = "11px system-ui, sans-serif", AT_THE_END = 3, LEAST = 6 // characters of what is cut
+// Draws the visible part of the unfolded branches. All text of users is drawn as text glyphs.
+const PITCH = 15, WIDEST = 26 // minimum and maximum height of a row in pixels
+const FONT = "11px system-ui, sans-serif", AT_THE_END = 3, LEAST = 6 // trials named; characters that a cut text keeps
 const pen = document.createElement("canvas").getContext("2d")
 pen.font = FONT
 
@@ -11,11 +11,11 @@ const plural = (count, noun) => `${number(count)} ${noun}${count == 1 ? "" : "s"
 const folded = ({nodes, trials}) => `+ ${number(nodes)} ${nodes == 1 ? "branch" : "branches"}, ${plural(trials, "trial")}`
 const cut = (text, most) => [...text].length <= most ? text : [...text].slice(0, Math.max(1, most - 1)).join("") + "…"
 
-// The text in at most so many pixels; "" if little of it would be left.
+// Returns the text cut to at most `room` pixels; "" if too little of it would be left.
 function fitting(text, room) {
   if (!text || room < 12) return ""
   if (pen.measureText(text).width <= room) return text
-  text = text.replace(/ \S+ → /g, " → ") // what a value was can be seen before
+  text = text.replace(/ \S+ → /g, " → ") // earlier values can be seen on the parent
   const width = pen.measureText(text).width
   if (width <= room) return text
   const most = Math.floor([...text].length * (room - 8) / width), [, name, value] = text.match(/^(\S+)( → \S+)$/) || []
@@ -29,10 +29,10 @@ const pitch = () => tall() / (fig.y_range.start - fig.y_range.end)
 const pixels = () => wide() / (fig.x_range.end - fig.x_range.start)
 
 let from = 0, to = 0 // the rows that are drawn
-let seen = [], ends = [] // the branches and the stubs on them
-let scales = "", steps = "" // of what is drawn, and of its labels
+let seen = [], ends = [] // the branches and the stubs on these rows
+let scales = "", steps = "" // the scale of the drawn rows, and the steps of the drawn labels
 
-// What is written after a branch: the trials that end there, their metric, and what is folded away.
+// Returns the text at the end of a branch: the trials that end there, their metric, and the number of folded branches.
 function end(i) {
   const names = ending[i].slice(0, AT_THE_END).map((t) => T.name[t]).join(", ")
   const more = ending[i].length > AT_THE_END ? ` + ${number(ending[i].length - AT_THE_END)}` : ""
@@ -43,7 +43,7 @@ function end(i) {
   return parts.filter(Boolean).join("  ")
 }
 
-// Redraws what is seen if it has left the rows that are drawn, and its labels if the steps have changed.
+// Redraws all if the window has left the drawn rows or its scale has changed; only the labels if the steps have changed.
 function redraw() {
   if (fig.y_range.end < from || fig.y_range.start > to || scales != drawnScale()) return draw()
   if (steps != drawnSteps()) label()
@@ -86,7 +86,7 @@ function draw() {
   label()
 }
 
-// From each branch up to its parent; of those that leave the window at one place, one.
+// Draws connectors from branches up to their parents. Of those that leave the window at the same place, one is drawn.
 function drawJoins() {
   const data = {x: [], top: [], bottom: [], rank: []}, passing = new Map()
   const add = (x, top, bottom, rank) => { data.x.push(x); data.top.push(top); data.bottom.push(bottom); data.rank.push(rank) }
@@ -102,7 +102,7 @@ function drawJoins() {
   joins.data = data
 }
 
-// The best trial's way as one line, so that nothing of it is drawn twice.
+// Draws the best trial's path as one line: overlapping translucent lines would show.
 function drawWay() {
   const path = [...way].reverse(), xs = [], ys = []
   path.forEach((i, k) => {
@@ -113,7 +113,7 @@ function drawWay() {
   band.data = path.length ? {xs: [xs], ys: [ys]} : {xs: [], ys: []}
 }
 
-// One line of text per row: what a branch changes above it, or, where that has no room, before what is written at its end.
+// Writes labels: the changes of a branch above its line, or before the text at its end if there is no room above.
 function label() {
   steps = drawnSteps()
   if (pitch() < PITCH - 1.5) { labels.data = {x: [], y: [], text: []}; after.data = {x: [], y: [], text: []}; return }

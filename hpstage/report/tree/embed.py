@@ -1,6 +1,6 @@
-"""The interactive stage tree as a page of its own, which loads nothing, and as a frame of that page.
+"""The interactive stage tree as a self-contained HTML page, and as a frame that shows this page.
 
-A frame is what a report and a notebook show: styles and scripts of the tree and of what is around it stay apart.
+Reports and notebooks embed the frame: styles and scripts of the tree and of the page around it do not interfere.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from hpstage.accounting.book import Book
 from hpstage.report.tree.book_rows import rows_of
 from hpstage.report.tree.rows import HEIGHT
 
-_LEAST, _ROW = 340, 22  # pixels of a figure for the drawer next to it, and of each branch
-_AROUND = 96  # pixels of a frame around the figure: search, margins
+_LEAST, _ROW = 340, 22  # pixels: minimum height of a figure, which the drawer needs; height of each branch
+_AROUND = 96  # pixels of a frame around the figure, for the search box and margins
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ID = re.compile(rf'(?<!\\)"(?:id|docid|{_UUID.pattern})":\s*"({_UUID.pattern})"|\bid="({_UUID.pattern})"')
 _STYLE = ":root { color-scheme: light dark } body { margin: 0; font: 14px system-ui, sans-serif }"
@@ -44,9 +44,9 @@ def tree_page(book: Book) -> str:
 
 
 def _numbered(page: str) -> str:
-    """Number Bokeh's identifiers in their order on the page, so that reports of equal books are equal.
+    """Number Bokeh's random identifiers in their order on the page: reports of equal books are then equal.
 
-    What users typed is not touched: there, quotation marks are escaped.
+    Text of users is not changed, since its quotation marks are escaped.
     """
     numbers = {id: f"hpstage-{i}" for i, id in enumerate(dict.fromkeys(a or b for a, b in _ID.findall(page)))}
     return _UUID.sub(lambda found: numbers.get(found.group(), found.group()), page)
@@ -54,7 +54,7 @@ def _numbered(page: str) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Tree:
-    """The stage tree of a search, shown by a notebook as what can be searched and folded."""
+    """The stage tree of a search, which a notebook shows as the interactive tree."""
 
     book: Book
 
@@ -80,5 +80,5 @@ def height_of(book: Book) -> int:
 
 
 def _height(book: Book) -> int:
-    """The pixels of a figure: fewer for a tree of few branches."""
+    """Return the height of the figure in pixels, smaller for trees with few branches."""
     return max(_LEAST, min(HEIGHT, _ROW * (len(book.branches) + 6)))

@@ -1,8 +1,7 @@
 """The interactive stage tree as a Bokeh component: a search box, a figure, and a message with its rows.
 
-The scripts next to this file decide in the browser which branches are unfolded and draw what can be seen of them, so
-that a tree of any size costs what is on the screen. Everything that users typed reaches the page as JSON and is shown
-as text.
+In the browser, the scripts next to this file choose the unfolded branches and draw only their visible part, so that
+trees of any size are fast. All text of users reaches the page as JSON and is shown as text.
 """
 
 from __future__ import annotations
@@ -51,11 +50,11 @@ _COLUMNS = {
 
 
 class TreeFigure:
-    """The component. ``root`` holds it; :meth:`send` shows further rows on pages that a server keeps up to date."""
+    """The component; its Bokeh model is ``root``. On pages of a Bokeh server, :meth:`send` updates the rows."""
 
     def __init__(self, rows: Rows | None, doc: Document, *, height: int = HEIGHT) -> None:
         self._message = ColumnDataSource({"text": ["" if rows is None else rows.encoded()]})
-        self._taken = ColumnDataSource({"count": [0]})  # messages, by the browser
+        self._taken = ColumnDataSource({"count": [0]})  # number of messages that the browser has processed
         self._sent = 1
         self._search = TextInput(
             placeholder="Find: trial 212, lr=0.1 accuracy>0.9, best, failed", title="Find trials", max_width=420,
@@ -76,29 +75,29 @@ class TreeFigure:
         code = "\n".join(home.joinpath(script).read_text("utf-8") for script in _SCRIPTS)
         doc.js_on_event("document_ready", CustomJS(args=args, code=code))
         own = {"fig": drawn}
-        for event in ("tap", "doubletap"):  # the second of two quick taps
+        for event in ("tap", "doubletap"):  # the second of two quick taps is only a doubletap
             drawn.js_on_event(event, CustomJS(args=own, code="fig.hpstage?.tap(cb_obj.x, cb_obj.y)"))
         for name, action in (("value_input", "type"), ("value", "next")):
             self._search.js_on_change(name, CustomJS(args=own, code=f"fig.hpstage?.{action}(cb_obj.{name})"))
         self.root: LayoutDOM = column(self._search, drawn, sizing_mode="stretch_width")
-        # A server only keeps models up to date that some other model refers to.
+        # A server updates only models that another model refers to.
         self.root.tags = [self._message, self._taken]
 
     @property
     def is_ready(self) -> bool:
-        """Whether the browser has taken what was sent. Rows that are sent before it has opened the page are lost."""
+        """Whether the browser has processed all that was sent. Rows sent before it has opened the page are lost."""
         return bool(self._taken.data["count"][0] == self._sent)
 
     def send(self, rows: Rows) -> None:
-        """Send rows that are new or have changed, to a browser that is ready."""
+        """Send new and changed rows to the browser, which must be ready."""
         self._sent += 1
         self._message.data = {"text": [rows.encoded()]}
 
 
 def _figure(height: int) -> tuple[Any, dict[str, ColumnDataSource]]:
-    """Return the figure without its rows and the sources that they are drawn from.
+    """Return the empty figure, and the sources of its glyphs by name.
 
-    They are the browser's: nothing of what it draws or the user does goes to a server.
+    They are not synchronized: the browser sends neither what it draws nor what the user does to the server.
     """
     drawn: Any = figure(
         height=height,
@@ -140,13 +139,13 @@ def _figure(height: int) -> tuple[Any, dict[str, ColumnDataSource]]:
         drawn.text("x", "y", "text", source=own[source], x_offset=offset, y_offset=-2, text_baseline="bottom",
                    text_font_size="11px", text_font={"value": "system-ui, sans-serif"}, name=name)  # fmt: skip
     tips = [("node", "@node, @state"), ("steps", "@x to @right"), ("changes", "@label"), ("trials", "@trials"),
-            ("best from here", "@value")]  # fmt: skip
+            ("best at or below", "@value")]  # fmt: skip
     drawn.add_tools(HoverTool(renderers=[tracks], line_policy="interp", tooltips=tips))
     return drawn, own
 
 
 def _scale(drawn: Any) -> ColorBar:
-    """Add the colour bar: some ranks, at which the browser writes the values that have them."""
+    """Add the colour bar of ranks. The browser labels some ranks with their values of the metric."""
     values = CustomJSTickFormatter(args={"fig": drawn}, code="return fig.hpstage?.valued(tick) ?? ''", syncable=False)
     bar = ColorBar(
         color_mapper=LinearColorMapper(palette=PALETTE, low=0, high=1),
@@ -161,7 +160,7 @@ def _scale(drawn: Any) -> ColorBar:
         label_standoff=3,
         major_tick_in=0,
         background_fill_alpha=0.0,
-        title="best from here on, by rank",
+        title="best at or below, by rank",
         syncable=False,
     )
     drawn.add_layout(bar, "below")

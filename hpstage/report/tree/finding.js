@@ -1,11 +1,11 @@
-// The search: terms, all of which hold, such as "lr=0.05 late_batch=64 accuracy>0.9", "best", "failed", "trial 12".
+// The search. A trial must match all terms: "lr=0.05 late_batch=64 accuracy>0.9", "best", "failed", "trial 12".
 let hits = [], hit = -1
 const STATES = ["failed", "complete", "pruned", "rejected", "running"]
 const COMPARE = {
   "=": (a, b) => a == b, "!=": (a, b) => a != b, "<": (a, b) => a < b, "<=": (a, b) => a <= b, ">": (a, b) => a > b, ">=": (a, b) => a >= b,
 }
 
-// A test of a trial; throws what of the text is not understood.
+// Returns a function that tests a trial. Throws a message about the first term that is not understood.
 function matches(text) {
   const typed = text.trim().toLowerCase().replace(/\btrial\s+#?(?=\S*\d(\s|$))/g, "#").replace(/\s*([<>!]=|[=<>])\s*/g, "$1")
   const tests = typed.split(/\s+/).filter((term) => term).map(term)
@@ -13,7 +13,7 @@ function matches(text) {
 }
 
 function term(text) {
-  const trial = text.match(/^#?(\d+)$/) ?? text.match(/^#(\S+)$/) // of several studies, those of the number or the one of STUDY/NUMBER
+  const trial = text.match(/^#?(\d+)$/) ?? text.match(/^#(\S+)$/) // a number, in all studies, or STUDY/NUMBER
   if (trial) return (t) => [T.name[t].toLowerCase(), T.name[t].split("/").at(-1)].includes(trial[1])
   if (text == "best") return (t) => t == header.best
   if (STATES.includes(text)) return (t) => T.state[t] == text
@@ -23,7 +23,7 @@ function term(text) {
   return (t) => Object.entries(T.params[t]).some(([key, own]) => has(key) || has(own)) || (T.leaf[t] != ROOT && has(B.label[T.leaf[t]]))
 }
 
-// Numbers are compared as numbers, other values by = and != as texts.
+// Numbers are compared as numbers. Other values can only be compared by = and !=, as text.
 function comparison(text, name, sign, value) {
   const figures = {steps: T.requested, seconds: T.seconds, [header.metric.toLowerCase()]: T.value}
   const named = (t) => Object.entries(T.params[t]).find(([key]) => key.toLowerCase() == name)?.[1]
@@ -39,14 +39,14 @@ function comparison(text, name, sign, value) {
   }
 }
 
-// Above the box; as a property of the model it would lay out the whole page again.
+// Shows a text above the search box. Setting the model's title instead would lay out the whole page again.
 function say(text) {
   const title = Bokeh.index.find_one?.(search)?.el?.shadowRoot?.querySelector("label")
   if (title) title.textContent = text
   else search.title = text
 }
 
-// What is typed is looked for when nothing more follows for a moment.
+// Searches for the typed text after a pause in typing.
 let pause = 0, typed = null
 function type(text) {
   clearTimeout(pause)

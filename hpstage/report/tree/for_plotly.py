@@ -1,4 +1,4 @@
-"""The stage tree as a plotly figure, for optuna-dashboard: the layout and the colours of the interactive one."""
+"""The stage tree as a plotly figure for optuna-dashboard, in the layout and colours of the interactive tree."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _HEIGHT = 450  # pixels that optuna-dashboard gives a plot
-_ROWS = 22  # that fit into it
-_WIDTH = 460  # pixels of the axis, about: half of a window
+_ROWS = 22  # number of rows that fit into it
+_WIDTH = 460  # approximate width of the axis in pixels: half of a window
 _FONT = 10
-_INK = "#808080"  # can be read on white and on black
+_INK = "#808080"  # legible on white and on black
 _CLEAR = "rgba(0,0,0,0)"
-_NAMED = 8  # trials named
+_NAMED = 8  # maximum number of trials named
 
 
 def plotly_stage_tree(book: Book) -> go.Figure:
     """Return the stage tree as a plotly figure: a line per branch, and dots with measured values.
 
-    It has the layout and the colours of the interactive tree, and no background, so that it follows the page's.
+    The background is transparent, to show that of the page.
     """
     import plotly.graph_objects as go
 
@@ -69,7 +69,7 @@ def plotly_stage_tree(book: Book) -> go.Figure:
 
 
 def _lines(layout: Layout, shown: Placed) -> list[dict[str, Any]]:
-    """The band of the best trial, connectors, and branches from the worst to the best."""
+    """Return the traces of the best trial's band, the connectors, and the branches."""
     palette = _palette()
     found = []
     if path := layout.path(shown):
@@ -91,7 +91,7 @@ def _line(x: tuple[int, ...], y: tuple[int, ...], colour: str, width: float) -> 
 
 
 def _dots(layout: Layout, shown: Placed) -> dict[str, Any]:
-    """Dots for measured values, with the colour bar."""
+    """Return the trace of dots for measured values, with the colour bar."""
     book, metric = layout.book, _plain(layout.book.metric or "")
     x, y, colours, texts = [], [], [], []
     for i, row in shown.rows.items():
@@ -127,13 +127,13 @@ def _dots(layout: Layout, shown: Placed) -> dict[str, Any]:
 
 
 def _trials(layout: Layout, i: int) -> str:
-    """Return the trials that run along a branch."""
+    """Return the names of the trials that pass a branch, as text."""
     inside = range(i, layout.branches[i].stop)
     return listed([trial_name(layout.book, id) for id, leaf in layout.leaves.items() if leaf in inside], _NAMED)
 
 
 def _label(laid: LaidBranch, trials: str, metric: str, step: int, value: float) -> str:
-    """Return the text of a dot: the value, the trials, and the hyperparameters of the last step before it."""
+    """Return the text of a dot: the value, the trials, and the hyperparameters of the last trained step."""
     values = laid.branch.node.hyperparameters(max(laid.branch.node.start, step - 1))
     lines = [f"{_plain(name)} {_plain(shortened(own))}" for name, own in sorted(values.items())]
     return "<br>".join([f"step {step:,}: {metric} {value:.6g}", _plain(trials), *lines])
@@ -172,6 +172,6 @@ def _colour(palette: list[str], rank: float | None) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape text so that plotly takes it neither for its markup nor (``$``) for LaTeX."""
+    """Escape a text: plotly parses markup, and text between ``$`` as LaTeX."""
     text = plain(text, 200)
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("$", "&#36;")

@@ -1,10 +1,10 @@
-// What the user does with the tree, and what comes in: the window of rows that is seen, taps, keys, colours.
+// Reactions to the user and to received rows: the window of visible rows, taps, keys, colours.
 let selected = ROOT, running = new Map(), looked = {}, moved = false, awaited = 0
 
 const view = () => Bokeh.index.find_one?.(fig)
 const fits = () => Math.max(8, Math.floor(tall() / PITCH) - 1)
 
-// Shows the rows from the first on, and as many as are legible; all steps, and room for what is written after them.
+// Moves the window to the row `top`, with as many rows as are legible.
 function frame(top = -1) {
   const span = Math.max(rows + 1, 3), each = Math.min(WIDEST, Math.max(PITCH, tall() / span))
   const seen = tall() / each, first = Math.max(-1, Math.min(top, rows - seen))
@@ -12,6 +12,7 @@ function frame(top = -1) {
   fig.y_range.setv({...looked.y, reset_start: seen - 1, reset_end: -1})
 }
 
+// Shows all steps, with room for the texts after them.
 function frameSteps() {
   const room = Math.min(260, 0.45 * wide()), end = header.end * wide() / (wide() - room)
   looked.x = {start: -0.012 * end, end}
@@ -21,7 +22,7 @@ function frameSteps() {
 
 const untouched = (axis) => looked[axis] === undefined || (fig[`${axis}_range`].start == looked[axis].start && fig[`${axis}_range`].end == looked[axis].end)
 
-// Folds and redraws; the window stays where the user has put it.
+// Folds and redraws. If the user has moved the window, it stays there.
 function refold() {
   const top = fig.y_range.end, follows = untouched("y")
   fold(fits())
@@ -33,9 +34,9 @@ function refold() {
   cancelAnimationFrame(awaited)
 }
 
-// What the colours stand for: of the best on a branch or below it, by rank.
+// Updates the colour bar: colours rank the best metric on a branch or below it.
 function scale() {
-  legend.title = `${cut(header.metric, 40)}, best from here on, by rank`
+  legend.title = `${cut(header.metric, 40)}, best at or below, by rank`
   legend.ticker.ticks = [...valued.keys()]
 }
 
@@ -73,7 +74,7 @@ function select(i, t, step) {
   ring()
 }
 
-// A click on a square, or on the text of what is folded, unfolds; elsewhere on a branch it opens the drawer.
+// A click on a square, or on the text of folded branches, folds or unfolds. Elsewhere on a branch, it opens the drawer.
 function tap(x, y) {
   const width = 1 / pixels(), reach = matchMedia("(pointer: coarse)").matches ? 18 : 9
   const stub = stubs.find((s) => Math.abs(s.y - y) < 0.5)
@@ -110,7 +111,7 @@ document.addEventListener("keydown", (event) => {
   keys[event.key]()
 })
 
-// A bar shows which of the rows are seen, as next to any text that is longer than its window.
+// A scroll bar for the rows.
 const bar = document.createElement("div")
 bar.style.cssText = "position: absolute; right: 0; width: 10px; border-radius: 5px; background: #8888; cursor: grab; touch-action: none; z-index: 5"
 bar.addEventListener("pointerdown", (event) => { bar.setPointerCapture(event.pointerId); event.preventDefault() })
@@ -124,8 +125,8 @@ function slide() {
   bar.style.top = `${above + (tall() - Math.max(24, part * tall())) * Math.min(1, Math.max(0, (end + 1) / Math.max(1e-6, all - (start - end))))}px`
 }
 
-// Bokeh computes each glyph six times, as if selected, muted, ..., whenever its data or the window change. Of these, only
-// the first is ever drawn here.
+// Whenever data or window change, Bokeh computes each glyph six times: normal, selected, muted, ... Only the normal glyph
+// is drawn here, so the others are disabled.
 function lighten() {
   for (const renderer of fig.renderers) {
     const drawn = Bokeh.index.find_one(renderer)
@@ -142,7 +143,7 @@ function attach() {
   lighten()
   ;(el.shadowRoot ?? el).append(bar)
   el.tabIndex = 0
-  el.setAttribute("aria-label", "Stage tree: arrow keys select and fold, Enter in the search opens what is found")
+  el.setAttribute("aria-label", "Stage tree: arrow keys select and fold; Enter in the search box opens the next trial found")
   el.addEventListener("wheel", (event) => {
     if (fig.toolbar.gestures?.scroll?.active || event.shiftKey) return
     if (event.ctrlKey || event.metaKey) {
@@ -154,7 +155,7 @@ function attach() {
   }, {passive: false, capture: true})
 }
 
-// --- colours, and what comes in -------------------------------------------------------------------------------------
+// --- colours, and received rows -------------------------------------------------------------------------------------
 
 const scheme = matchMedia("(prefers-color-scheme: dark)")
 
@@ -181,7 +182,7 @@ function take() {
   running = new Map(header.at.map(([i, step]) => [i, step]))
   refresh()
   renew()
-  taken.data = {count: [taken.data.count[0] + 1]} // a server sends what comes next
+  taken.data = {count: [taken.data.count[0] + 1]} // then a server may send the next message
 }
 
 scheme.addEventListener("change", paint)

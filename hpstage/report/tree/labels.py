@@ -1,6 +1,7 @@
-"""Text on a stage tree that is not interactive: labels where branches diverge, and the trials at the end of each row.
+"""Texts of stage trees that are not interactive: labels at branch points, and the trials at the end of each row.
 
-In points; the renderers draw at the places found here. The interactive tree writes the same, as far as there is room.
+All widths are in points. The functions return positions, and renderers draw there. The interactive tree has the same
+texts, as far as there is room.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from hpstage.plan.facts import TrialId
 from hpstage.report.names import plain, trial_name
 from hpstage.report.tree.layout import ROOT, Folded, Layout, Placed
 
-_NAMED = 3  # trials named at the end of a branch
-_SHORTEST = 8  # characters of a text that is cut
-_FARTHEST = 40.0  # points from where branches diverge to the label
+_NAMED = 3  # maximum number of trials named at the end of a branch
+_SHORTEST = 8  # minimum number of characters of a cut text
+_FARTHEST = 40.0  # maximum points from a branch point to its label
 _GAP = 3.0  # points around a text
-_MOST = 0.4  # of the width, of a text
-_TRIES = 8  # to find how long the axis must be
-# Widths of characters in font sizes, as in matplotlib's font, which is wider than most.
+_MOST = 0.4  # maximum share of the width for a text
+_TRIES = 8  # attempts to find the length of the axis
+# Widths of characters, as multiples of the font size: those of matplotlib's font, which is wider than most.
 _EM, _UPPER, _DOUBLE = 0.6, 0.7, 1.0
 _WIDTHS = {c: em for em, some in ((0.33, " .,:;'|!ijlI"), (0.42, "frt()[]/-"), (0.9, "mwMW@%>=+→×")) for c in some}
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A text next to a row: it begins ``right`` points to the right of ``step``, above the row or, at the row's end, on
-    it."""
+    """A text of a row. It begins ``right`` points to the right of ``step``. A label is above the row; a text at the
+    row's end is on it."""
 
     step: int
     row: int
@@ -40,13 +41,16 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Written:
+    """All texts of a tree."""
+
     notes: list[Note]
     end: float
-    """The step at the right end of the axis: there is room for all that is written."""
+    """The step at the right end of the axis, which has room for all texts."""
 
 
 def write(layout: Layout, shown: Placed, width: float, size: float) -> Written:
-    """Write on the rows that are shown, in a font of ``size``, on an axis that is ``width`` points wide from step 0."""
+    """Return the texts of the rows of ``shown``, in a font of ``size`` points, on an axis from step 0 that is ``width``
+    points wide."""
     branches = layout.branches
     labels: dict[int, list[tuple[int, int, str]]] = {row: [] for row in range(shown.count)}
     for i, row in shown.rows.items():
@@ -68,14 +72,14 @@ def _place(
     end: float,
     size: float,
 ) -> tuple[list[Note], float]:
-    """Return the notes where step ``end`` is ``width`` points from step 0, and how far they go beyond."""
+    """Return the notes on an axis with step ``end`` at ``width`` points, and by how many points they exceed it."""
     scale, beyond = width / end, 0.0
     notes = []
     for row, own in labels.items():
         free = 0.0  # points from step 0
         for place, (i, start, label) in enumerate(own):
             at = max(start * scale + _GAP, free)
-            # The values at the start of a trial are less important than what changes next.
+            # The values at the start of a trial are less important than the next changes.
             room = own[1][1] * scale if start == 0 and place + 1 < len(own) else width
             text = _cut(label, min(room - at, _MOST * width), size)
             if at - start * scale < _FARTHEST:
@@ -92,7 +96,7 @@ def _place(
 
 
 def _ends(layout: Layout, shown: Placed) -> list[tuple[int, int, str]]:
-    """Return the text at the end of each row: the trials that end there, and what is folded away."""
+    """Return step, row and text of each row's end: the trials that end there, and the number of folded branches."""
     book, branches = layout.book, layout.branches
     ending: dict[int, list[TrialId]] = {}
     for id, leaf in layout.leaves.items():
@@ -142,7 +146,7 @@ def _em(c: str) -> float:
 
 
 def _cut(text: str, room: float, size: float) -> str:
-    """Cut a text to ``room`` points; ``""`` where there is too little."""
+    """Cut a text to ``room`` points; return ``""`` if there is too little room."""
     if _width(text, size) + _GAP <= room:
         return text
     kept, used = "", _GAP + size

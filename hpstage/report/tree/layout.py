@@ -1,4 +1,4 @@
-"""The stage tree as it is laid out, folded and searched: branches in depth-first order. Pure."""
+"""The layout of the stage tree: branches in depth-first order, their rows, and which of them are folded. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hpstage.plan.facts import NodeId, TrialId
 from hpstage.report.tree.branches import State, changes, states
 
 ROWS = 60
-"""Maximum number of rows that are unfolded at first: so many can be read."""
+"""Maximum number of rows of a picture; more are not legible."""
 ROOT = -1
-"""The index of the parent of branches without a parent."""
+"""The parent index of branches without a parent."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaidBranch:
-    """A branch in the layout, in depth-first order: its descendants are those up to, not including, ``stop``."""
+    """A branch in the layout, in depth-first order. Its descendants follow it, up to index ``stop`` (exclusive)."""
 
     branch: Branch
     parent: int
@@ -32,7 +32,7 @@ class LaidBranch:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """The branches folded away below a branch."""
+    """The number of branches folded away below a branch, and of their trials."""
 
     nodes: int
     trials: int
@@ -40,7 +40,7 @@ class Folded:
 
 @dataclass(frozen=True, slots=True)
 class Stub:
-    """The row of what is folded away below ``branch``, or ``ROOT``, of which other children are shown."""
+    """The row that counts the folded children of ``branch`` (or of ``ROOT``), if other children of it are shown."""
 
     branch: int
     row: int
@@ -52,7 +52,7 @@ class Placed:
     """The rows of the branches that are shown. ``branches.js`` places them in the same way."""
 
     rows: dict[int, int]
-    """A branch that starts where its parent, shown on the row before, ends continues on its row."""
+    """By branch. A branch that starts where its parent ends continues on the parent's row, if it is the next branch."""
     stubs: list[Stub]
     count: int
 
@@ -81,13 +81,13 @@ class Layout:
 
     @cached_property
     def scale(self) -> dict[float, float]:
-        """The value of the metric that has each rank."""
+        """The metric's value of each rank."""
         measured = self.book.measured
         found = ((laid.rank, measured[laid.branch.node.id].value) for laid in self.branches)
         return {rank: value for rank, value in found if rank is not None and value is not None}
 
     def ticks(self) -> dict[float, float]:
-        """Return some ranks, at equal distances, and their values: what a scale of the colours shows."""
+        """Return up to five evenly spaced ranks with their values, for the colour bar."""
         ranks = sorted(self.scale)
         places = {round(i * (len(ranks) - 1) / 4) for i in range(5)} if ranks else ()
         return {ranks[place]: self.scale[ranks[place]] for place in sorted(places)}
@@ -102,7 +102,7 @@ class Layout:
         return [(step, row) for row, start, stop in pieces for step in (start, stop)]
 
     def joins(self, shown: Placed) -> list[tuple[int, int, int, float | None]]:
-        """Return step, row above, row below and rank of what connects branches to their parents, the best last."""
+        """Return the connectors of branches to their parents, the best last: step, row above, row below, rank."""
         found: list[tuple[int, int, int, float | None]] = []
         for i, row in shown.rows.items():
             laid = self.branches[i]
@@ -117,7 +117,7 @@ class Layout:
         ]
 
     def failed(self, shown: Placed) -> list[tuple[int, int]]:
-        """Return step and row of the first failure on each of the branches."""
+        """Return step and row of the first failure on each branch that is shown."""
         found: dict[int, int] = {}
         for failure in self.book.account.failures():
             i = self.place.get(failure.node)
@@ -126,14 +126,14 @@ class Layout:
         return [(step, shown.rows[i]) for i, step in found.items()]
 
     def unfolded(self, most: int = ROWS) -> set[int]:
-        """Return the branches that fit into ``most`` rows: those of most trials, and the best among equals. The best
-        trial's path is always among them, and every branch's parent."""
+        """Return the branches that fit into ``most`` rows: the most trials first, the best among equals. The best
+        trial's path and the parents of all these branches are always included."""
         book = self.book
         always = [self.branches[i].branch.node.id for i in self.best]
         return {self.place[branch.node.id] for branch in foremost(book.branches, book.ranking, most, always=always)}
 
     def fitted(self, most: int = ROWS) -> Placed:
-        """Unfold as many branches as fit into ``most`` rows, including those of stubs, and return their rows."""
+        """Unfold as many branches as fit into ``most`` rows, counting rows of stubs, and return their rows."""
         fits, beyond = 1, most + 1
         while beyond - fits > 1:
             rows = (fits + beyond) // 2
@@ -141,7 +141,7 @@ class Layout:
         return self.placed(self.unfolded(fits))
 
     def folded(self, shown: Iterable[int]) -> dict[int, Folded]:
-        """Return what is folded away beneath each of the branches ``shown``, and beneath ``ROOT``, where anything is.
+        """Return the folded branches beneath each branch of ``shown`` and beneath ``ROOT``, if there are any.
 
         The parent of every branch shown must be shown.
         """
@@ -165,7 +165,7 @@ class Layout:
         parents = {self.branches[i].parent for i in there}
         found: dict[int, int] = {}
         stubs: list[Stub] = []
-        waiting: list[int] = []  # the branches above the next one, and those that may have a stub
+        waiting: list[int] = []  # ancestors of the next branch: they may still get a stub
         count, last = 0, ROOT
 
         def close(i: int) -> None:
@@ -211,7 +211,7 @@ def lay_out(book: Book) -> Layout:
 
 
 def _ranks(book: Book) -> dict[NodeId, float]:
-    """Rank the branches by the best value on them or below: equal values have the same rank."""
+    """Rank the branches by the best value on or below them. Equal values have the same rank."""
     values = {
         id: merit(its.value, maximize=book.maximize) for id, its in book.measured.items() if its.value is not None
     }

@@ -1,7 +1,7 @@
 """The stage tree as it is sent to a browser: a row per branch, trial and failure, and a header. Pure.
 
-A page is sent rows once, or those that changed, again and again; ``branches.js`` orders, ranks and folds them. Parents
-come before their children. Everything that users typed is a string of JSON.
+A static page has all rows; a page of a server is sent changed rows repeatedly. ``branches.js`` orders, ranks and folds
+them. Parents come before their children. All text of users is in JSON strings.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ from hpstage.report.tree.branches import changes
 from hpstage.schedule.forms import Constant
 
 ROOT = -1
-"""The parent of a branch without a parent, and the branch of a trial without a requested step."""
+"""The parent index of a branch without a parent, and the branch index of a trial without a requested step."""
 
 HEIGHT = 620
-"""Pixels of the figure, however many rows there are: those that do not fit are scrolled to."""
+"""Maximum height of the figure in pixels. Rows that do not fit are scrolled to."""
 
-_NAME = 200  # characters of a hyperparameter's name
+# Maximum numbers of characters.
+_NAME = 200  # of a hyperparameter's name
 _VALUE = 120
 _SUMMARY = 300
-_TRACEBACK = 20_000  # the last ones
+_TRACEBACK = 20_000  # from its end
+# Maximum numbers of items.
 _NAMES = 60  # hyperparameters of a branch or a trial
-_POINTS = 8  # of a form that varies, on one branch
-_CURVE = 24  # points of a curve, on one branch
+_POINTS = 8  # points of a varying hyperparameter on a branch
+_CURVE = 24  # points of a curve on a branch
 
 Values = dict[str, Any]
 """By hyperparameter: a value, or ``[[step, value], ...]`` if it varies along the branch."""
@@ -41,7 +43,7 @@ Values = dict[str, Any]
 
 class BranchRow(msgspec.Struct, array_like=True):
     """A branch of the tree. ``front``: the step up to which it is trained; ``value``: the best metric on it;
-    ``values``: its hyperparameters that differ from the parent's or vary; ``kept``: its last saved state; ``points``:
+    ``values``: the hyperparameters that vary or differ from the parent's; ``kept``: the last saved state; ``points``:
     the metric by step."""
 
     node: int
@@ -59,8 +61,8 @@ class BranchRow(msgspec.Struct, array_like=True):
 
 
 class TrialRow(msgspec.Struct, array_like=True):
-    """A trial. ``branch``: that of its last requested step; ``value``: its objective, or the last metric;
-    ``seconds``: worker seconds charged to it."""
+    """A trial. ``branch``: index of the branch with its last requested step; ``value``: its objective, or its last
+    metric; ``seconds``: worker seconds charged to it."""
 
     name: str
     branch: int
@@ -72,7 +74,7 @@ class TrialRow(msgspec.Struct, array_like=True):
 
 
 class FailureRow(msgspec.Struct, array_like=True):
-    """An exception of the user's code. ``text``: the index of its traceback, which many failures may share."""
+    """An exception in the user's code. ``text``: the index of its traceback in ``Rows.texts``, which failures share."""
 
     branch: int
     step: int
@@ -102,8 +104,8 @@ class Header(msgspec.Struct):
 
 
 class Rows(msgspec.Struct):
-    """Rows by index (of ``logs``: of the branch): those of an index that is known replace it. ``reset``: all rows sent
-    before are those of another tree; ``gone``: failures that a later search got past."""
+    """Rows by index; ``logs`` by index of the branch. A row replaces an earlier row of the same index. ``reset``:
+    discard all earlier rows, which are of another tree; ``gone``: failures that a later search has overcome."""
 
     reset: bool = False
     branches: dict[int, BranchRow] = {}
@@ -132,7 +134,7 @@ def branch_row(
 
 
 def _values_of(node: Node, reach: int) -> Values:
-    """Return what a branch adds to the hyperparameters of its trials, up to ``reach``."""
+    """Return the hyperparameters of a branch that vary or differ from its parent's, up to step ``reach``."""
     parent, found = node.parent, {}
     for i, (name, form) in enumerate(zip(node.names[:_NAMES], node.forms, strict=False)):
         if form.__class__ is Constant:
@@ -152,7 +154,7 @@ def _scalar(value: object) -> object:
 
 
 def sampled(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Return evenly spaced points of a curve, among them the first and the last."""
+    """Return evenly spaced points of a curve, including the first and the last."""
     last = len(points) - 1
     chosen = sorted({round(i * last / (_CURVE - 1)) for i in range(_CURVE)}) if points else []
     return [(points[i][0], float(f"{points[i][1]:.5g}")) for i in chosen]
@@ -171,7 +173,7 @@ def trial_row(
     name: str, trial: accounting.TrialRow | None, branch: int, state: str | None, value: float | None,
     proposed: TrialProposed | None,
 ) -> TrialRow:  # fmt: skip
-    """Return the row of a trial; ``state``: how it ended."""
+    """Return the row of a trial. ``state``: its Optuna state; ``None`` if it is unfinished."""
     params = [] if proposed is None else list(proposed.params.items())[:_NAMES]
     shown = {plain(key, _NAME): shortened(clean(value) if isinstance(value, str) else value, _VALUE)
              for key, value in params}  # fmt: skip
@@ -185,7 +187,7 @@ def _finite(value: float | None) -> float | None:
 
 
 class Texts:
-    """Tracebacks, each once: a fault in the user's code often fails hundreds of trials in the same way."""
+    """Distinct tracebacks: an error in the user's code often fails hundreds of trials with the same traceback."""
 
     def __init__(self) -> None:
         self._index: dict[str, int] = {}
@@ -201,11 +203,11 @@ class Texts:
 
 
 def failure_row(branch: int, fact: StageFailed, texts: Texts, rows: Rows) -> FailureRow:
-    """Return the row of a failure; a traceback that is new is added to the texts of ``rows``."""
+    """Return the row of a failure. A new traceback is added to the texts of ``rows``."""
     doing, summary = "evaluating" if fact.evaluating else "training", shortened(utf8(fact.failure.summary), _SUMMARY)
     return FailureRow(branch, fact.step, doing, summary, texts.add(fact.failure.traceback, rows.texts))
 
 
 def utf8(text: str) -> str:
-    """Replace halves of surrogate pairs, which UTF-8 does not have."""
+    """Replace lone surrogates, which UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()

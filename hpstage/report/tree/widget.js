@@ -1,9 +1,9 @@
-// The tree in a frame of its own, which cannot reach the notebook, and a line of text below it. What the frame's drawer
-// asks for is sent to the kernel.
+// The tree in a frame, which cannot reach the notebook, and a line of text below it. Branches that the user requests in
+// the drawer are sent to the kernel.
 export default {
   render({model, el}) {
     const frame = document.createElement("iframe"), line = document.createElement("pre")
-    frame.name = "hpstage-notebook" // by which the drawer knows that branches can be trained
+    frame.name = "hpstage-notebook" // the drawer then offers to train branches
     frame.title = "Stage tree"
     frame.sandbox = "allow-scripts"
     frame.style = "width: 100%; border: 0"

@@ -1,4 +1,4 @@
-"""The interactive stage tree as a widget of notebooks, in which a click trains a branch."""
+"""The interactive stage tree as a widget for notebooks. A click trains a branch."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hpstage.report.tree.embed import height_of, tree_page
 from hpstage.schedule.assignments import values_of
 
 Train = Callable[[str, int, Mapping[str, Any]], str]
-"""Trains a branch of a trial, given by its id, at a step, with values from there on; returns what to show of it."""
+"""Trains a branch, given the trial's id, the step and the values after it. Returns a text about the branch to show."""
 
 
 class BranchingTree(anywidget.AnyWidget):
-    """The stage tree of a book. A branch that is picked in it is trained in the kernel, which is busy until then.
+    """The stage tree of a book. Branches that the user starts are trained in the kernel, which is busy until then.
 
     Args:
         train: trains a branch.
-        reopen: returns the book with what was trained since.
+        reopen: returns the book with the branches trained since.
     """
 
     _esm = Path(__file__).with_name("widget.js")
@@ -48,14 +48,14 @@ class BranchingTree(anywidget.AnyWidget):
         except HpstageError as error:
             self.state = str(error)
         except KeyboardInterrupt:
-            self.state = "Interrupted. The same branch continues where it was."
+            self.state = "Interrupted. Train the same branch again to resume."
         else:
             book = self._reopen()
             self.height, self.page = height_of(book), tree_page(book)
 
 
 def _assignments(text: str) -> list[str]:
-    """Return the parts of ``lr=0.03, batch_size=256``: a comma within brackets separates none."""
+    """Split ``lr=0.03, batch_size=256`` at commas outside of brackets."""
     parts, depth, begun = [], 0, 0
     for i, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")

@@ -81,7 +81,7 @@ def test_a_thousand_failures_are_grouped_by_the_three_lines_that_raised_them(
     assert sum(len(cause.trials) for cause in causes) == 1000 == sum(cause.messages for cause in causes)
     assert failed_otherwise(book, causes) == []
     page = Page(write_report(tmp_path, journal))
-    assert "Your code raised 1,000 times, for 3 reasons" in page.text
+    assert "Your code raised an exception 1,000 times, for 3 reasons" in page.text
     assert page.tags.count("details") == 3 + 1  # one of all trials
     assert page.text.count("train.py") == 3
     # On the timeline, each is a mark.
@@ -143,7 +143,7 @@ def test_trials_whose_metric_is_nan_are_named_among_the_failures(tmp_path: Path)
     text = Page(write_report(tmp_path, journal)).text
     numbers = ", ".join(sorted(id.rpartition("/")[2] for id in failed))
     some = "1 trial" if len(failed) == 1 else f"{len(failed)} trials"
-    assert f"{some} failed without an exception, as where a metric is NaN (trial" in text and numbers in text
+    assert f"{some} failed without an exception, for example because a metric is NaN (trial" in text and numbers in text
 
 
 def test_cells_of_csv_files_are_text_that_steers_neither_terminals_nor_spreadsheets(tmp_path: Path) -> None:
@@ -251,4 +251,4 @@ def test_a_plan_with_only_failures_has_a_page(tmp_path: Path) -> None:
     run = Search(SimulatedExecutor(1))
     run.driver.add([trial(0, {"a": s.constant(1)}, 8)])
     write(run.journal, TargetAsked(TrialId("study/0"), 8), StageFailed(NodeId(0), 2, False, UserFailure("", "")))
-    assert "Your code raised 1 time;" in Page(write_report(tmp_path, run.journal)).text
+    assert "Your code raised an exception 1 time." in Page(write_report(tmp_path, run.journal)).text

@@ -142,9 +142,9 @@ def test_the_stage_tree_names_trials_what_separates_them_and_the_best(
     result, book = searched
     said = texts(draw_stage_tree(book))
     nodes = len(branches_of(book.trials))
-    assert f"24 trials in {nodes} nodes (the wider, the more trials)" in said
+    assert f"24 trials in {nodes} nodes (wider: more trials)" in said
     assert f"best: trial {result.best_trial.number}" in said
-    assert "value\nbest from here on, by rank" in said and "training step" in said
+    assert "value\nbest at or below, by rank" in said and "training step" in said
     assert {"lr 0.1 → 0.01", "batch_size 64 → 128", "batch_size 64, lr 0.2"} <= set(said)
     assert not any(text.startswith("+") for text in said)
 
@@ -333,10 +333,10 @@ def test_the_waterfall_leads_from_sum_to_sum_and_ends_at_what_was_used(searched:
         level = step.seconds if step.total else level + step.seconds
     assert level == found.used
     said = texts(draw_savings(book))
-    assert {"without sharing, as requested", "stopped early", "shared with a trial of the study", "used"} <= set(said)
+    assert {"without sharing, as requested", "stopped early", "shared with a trial of the study", "busy"} <= set(said)
     # All that was requested is 100 %, whatever else early stopping has saved.
     assert any(text.endswith("100%") and text.startswith(f"{found.alone:.2f}") for text in said)
-    assert f"{found.early_stopping:.2f} more to their ends" in said
+    assert f"{found.early_stopping:.2f} more if trained to the end" in said
     assert "shared with another study" not in said
     assert any(f"{found.used:.2f} busy worker-seconds" in text for text in said)
 
@@ -348,7 +348,7 @@ def test_the_waterfall_subtracts_savings_of_live_states_and_adds_overheads() -> 
         run.run([added], [stop])
     found = {step.label: step.seconds for step in steps(causes_of(open_book(run.journal)))}
     assert found["live states instead of disk"] == -4.0
-    assert sum(found.values()) == 2 * found["used"]
+    assert sum(found.values()) == 2 * found["busy"]
 
 
 def test_steps_trained_by_another_study_are_a_separate_cause() -> None:

@@ -437,7 +437,7 @@ def test_failures_are_shown_with_their_trials_and_their_traceback(tmp_path: Path
     assert f"evaluating, node {path[-1].id}, step 8 (trial 1): E" in page.text
     assert "first line" not in page.text and page.text.count(HOSTILE) == 2
     assert "E" * 301 not in page.text
-    assert "Your code raised 2 times" in page.text
+    assert "Your code raised an exception 2 times" in page.text
 
 
 def test_many_failures_are_counted(tmp_path: Path) -> None:
@@ -446,7 +446,7 @@ def test_many_failures_are_counted(tmp_path: Path) -> None:
     failed = [StageFailed(NodeId(i), 2, False, UserFailure("ValueError: x", "")) for i in range(50)]
     run.driver.log.write([*(TargetAsked(TrialId(f"study/{i}"), 8) for i in range(50)), *failed])
     text = Page(write_report(tmp_path, run.journal)).text
-    assert text.count("ValueError: x") == 1 and "Your code raised 50 times, for one reason" in text
+    assert text.count("ValueError: x") == 1 and "Your code raised an exception 50 times, for one reason" in text
     assert "training, 50 times, step 2 (trials 0, " in text and " and 38 more): ValueError: x" in text
 
 
@@ -498,7 +498,7 @@ def test_a_journal_without_directions_has_no_best_trial(tmp_path: Path) -> None:
         write(old, fact)
     assert open_book(old).best is None
     page = Page(write_report(tmp_path, old))
-    assert "does not record which values are better" in page.text and "metric value, begun" in page.text
+    assert "did not record the direction" in page.text and "metric value, begun" in page.text
 
 
 def test_a_nan_is_never_the_best() -> None:
