@@ -26,7 +26,7 @@ StepSeconds = Callable[[Mapping[str, Scalar]], float]
 # Number of steps timed under each set of values, after one untimed step; timing ends earlier after _SECONDS.
 _STEPS = 5
 _SECONDS = 2.0
-# A hyperparameter is used if it reduces the error to less than this share of the error without it.
+# A hyperparameter gets effects if they reduce the error to less than this share of the error without them.
 _GAIN = 0.8
 
 
@@ -40,11 +40,11 @@ class Costs:
     save_seconds: float = 0.0
     checkpoint_bytes: int = 0
     shared_bytes: int = 0
-    """Bytes that checkpoints have in common, stored once."""
+    """Bytes of the parts that checkpoints share; each part is stored once."""
     step_times: StepTimes | None = None
-    """What a step of several siblings as one takes, if workers train them so; only the proportions count."""
+    """Time of a step of several siblings that a worker trains as one, if it does; only ratios matter."""
     virtual_nodes: int = 1
-    """The most workers that train a chain together."""
+    """Maximum number of workers that train a chain together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Timing:
 
 
 def costs_of_plan(plan: SearchPlan) -> Costs:
-    """Return the costs recorded when the plan was trained: means, and for steps the median and effects of the values.
+    """Return the costs measured when the plan was trained: means; for steps, the fit of :func:`by_values`.
 
     Raises:
         UsageError: nothing was trained on the plan.
@@ -73,9 +73,9 @@ def costs_of_plan(plan: SearchPlan) -> Costs:
             }
             timings.append(Timing(constant, node.trained, node.seconds))
     if not timings:
-        raise UsageError("nothing was trained on this plan yet, so it has no measured seconds per step")
+        raise UsageError("nothing was trained on this plan, so it has no costs; give a plan with trained steps")
     shared = sum(part.bytes for part, _ in plan.parts.values())
-    # A chain that continues where the worker's last one ended loads nothing.
+    # A chain that continues at the end of its worker's last chain loads nothing.
     entered = sum(number for source, number in totals.sources.items() if source != "continued")
     return Costs(
         step_seconds=by_values(timings),
@@ -90,16 +90,17 @@ def costs_of_plan(plan: SearchPlan) -> Costs:
 
 @restored()
 def measured(trainable: object, samples: Iterable[Mapping[str, Scalar]]) -> Costs:
-    """Measure the costs of a trainable over a few steps in this process under each of these sets of values.
+    """Measure the costs of a trainable in this process.
 
-    For each set, it is set up and trained from the first step, as for a trial with these values.
+    For each set of hyperparameter values in ``samples``, the trainable is set up and trained for a few steps from the
+    first one, as for a trial with these values.
     """
     trained = as_trainable(trainable)
     try:
         return _measured(trained, samples)
     finally:
         close: Callable[[], None] = getattr(trained, "close", lambda: None)
-        close()  # the caller gets the object back, and searches with it next
+        close()  # the caller may use the trainable in a search next
 
 
 def _measured(trained: Trainable, samples: Iterable[Mapping[str, Scalar]]) -> Costs:
@@ -126,7 +127,7 @@ def _measured(trained: Trainable, samples: Iterable[Mapping[str, Scalar]]) -> Co
         place.meet(trained.state_dict())
         trained.train(0, values)
         before, key = StateKey("0" * 32), StateKey("1" * 32)
-        place.save(before, trained.state_dict(), step=1, parent=None)  # with what all states have in common
+        place.save(before, trained.state_dict(), step=1, parent=None)  # also saves the parts that all states share
         trained.train(1, values)
         began = time.perf_counter()
         kept = place.save(key, trained.state_dict(), step=2, parent=before)
@@ -145,16 +146,17 @@ def _measured(trained: Trainable, samples: Iterable[Mapping[str, Scalar]]) -> Co
 
 
 def by_values(timings: Sequence[Timing]) -> StepSeconds:
-    """Fit seconds per step: the median, times one effect per value (0.6 for a batch of 256, ...).
+    """Fit seconds per step as a product: the median, times a factor for each hyperparameter's value (0.6 for a batch
+    size of 256, ...).
 
-    An effect is the median ratio of a value's timings to their prediction without it, so that a few timings taken while
-    the machine was busy do not change it. Values that were not measured have none, and neither has a hyperparameter
+    The factor is the median ratio of the value's timings to their prediction without it: a few timings taken while the
+    machine was busy do not change it. It is 1 for values that were not measured, and for all values of a hyperparameter
     that predicts the timings little better than chance.
     """
     median = statistics.median(timing.seconds / timing.steps for timing in timings)
     left = [math.log(timing.seconds / timing.steps / median) for timing in timings]
     effects: dict[str, dict[Scalar | None, float]] = {}
-    # Those with few values first: otherwise a rate that differs in each trial would absorb the batch size's effect.
+    # Few values first: otherwise a learning rate that differs in each trial would absorb the effect of the batch size.
     names = {name for timing in timings for name in timing.values}
     candidates = sorted(names, key=lambda name: (len({timing.values.get(name) for timing in timings}), name))
     while True:
@@ -178,9 +180,10 @@ def _medians(values: Sequence[Scalar | None], left: Sequence[float]) -> dict[Sca
 
 
 def _error(timings: Sequence[Timing], left: Sequence[float], effects: int) -> float:
-    """Return the absolute deviations, weighted by steps, per degree of freedom: one effect per timing is no gain.
+    """Return the sum of absolute deviations, weighted by steps, per degree of freedom. With an effect per timing there
+    are no degrees of freedom, and the error is infinite.
 
-    Deviations are capped at a factor of e, so that a few outliers do not dominate.
+    Deviations are capped at a factor of e: a few outliers do not dominate.
     """
     free = len(timings) - effects
     total = sum(timing.steps * min(abs(one), 1.0) for timing, one in zip(timings, left, strict=True))

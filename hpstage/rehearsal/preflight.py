@@ -1,9 +1,8 @@
-"""preflight: estimate what a search would train, cost and keep, before anything is trained.
+"""preflight: estimate steps, cost and checkpoints of a search before anything is trained.
 
-The search is rehearsed with the real study, algorithm, driver and scheduler, on workers with a virtual clock. Only
-metrics are not real, except those that an earlier plan has measured. If the decisions of a search depend on them (an
-algorithm that stops early, a sampler that learns), it is rehearsed several times with different values, and its figures
-are ranges.
+The search is rehearsed with the real sampler, algorithm, driver and scheduler, on workers with a virtual clock. Metrics
+are random, unless an earlier plan has measured them. If the search depends on metrics (its algorithm stops trials
+early, or its sampler learns), it is rehearsed several times with different metrics, and its figures are ranges.
 """
 
 from __future__ import annotations
@@ -75,28 +74,28 @@ class Fleet:
     lower_bound: Spread
     """Lower bound on any schedule of the same work on such workers (:mod:`hpstage.accounting.bound`)."""
     alone_bound: Spread
-    """Lower bound without sharing, on any schedule that trains each trial alone."""
+    """Lower bound without sharing: on any schedule that trains every step of each trial."""
     worker_seconds: Spread
 
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """Estimated cost of a search. In seconds if ``timed``, else each step counts as a second."""
+    """Estimated cost of a search. Times are in seconds if ``timed``, else in steps."""
 
     algorithm: str
     sampler: str
     exact: bool
     """Whether no decision depends on metrics, so that all figures counted in steps are exact."""
     rehearsals: int
-    """Number of sets of random metrics over which the ranges are taken."""
+    """Number of rehearsals with different metrics, over which the ranges are taken."""
     measured: Spread
-    """Number of evaluations whose metrics were measured before, on another plan."""
+    """Number of evaluations whose metrics were measured on an earlier plan."""
     drawn: Spread
     """Number of evaluations whose metrics were drawn at random."""
     timed: bool
     trials: Spread
     steps_asked: Spread
-    """Steps of all trials, up to the steps that the algorithm requests."""
+    """Sum of the steps that the algorithm requests of each trial."""
     steps_unique: Spread
     """Unique steps among them."""
     steps_trained: Spread
@@ -106,24 +105,26 @@ class Preflight:
     worker_seconds: Spread
     saved_seconds: Spread
     fused_seconds: Spread
-    """Part of it: what training siblings as one saves."""
+    """Part of ``saved_seconds``: seconds saved by training siblings as one."""
     checkpoints: Spread
     """Total number of checkpoints kept."""
     checkpoints_needed: Spread
-    """The largest number of them needed at the same time, with those being written: the least that they take under any
+    """Maximum number of checkpoints that are needed or being written at the same time: the minimum under any
     ``checkpoint_budget``."""
     checkpoint_bytes: int
-    """Size of each; 0 if it was not given."""
+    """Size of each checkpoint; 0 if it was not given."""
     shared_bytes: int
-    """What they have in common, stored once."""
+    """Bytes of the parts that checkpoints share; each part is stored once."""
     fleets: tuple[Fleet, ...]
     gpu_price: float | None
-    """Price of a worker for an hour."""
+    """Price per worker-hour."""
     deadline: float | None
-    """Seconds; of the smallest fleets that make it in every rehearsal:"""
+    """Maximum makespan in seconds."""
     fixed: FleetCost | None
+    """The smallest fleet with a fixed number of workers that meets the deadline in every rehearsal."""
     elastic: FleetCost | None
-    """The smallest fleet whose number of workers follows the demand, up to its ``workers``."""
+    """The smallest fleet that meets the deadline in every rehearsal and whose number of workers follows the demand, up
+    to its ``workers``."""
 
     def as_dict(self) -> dict[str, object]:
         """Return all figures, for JSON."""
@@ -186,7 +187,7 @@ class Preflight:
         within = duration(self.deadline)
         for kind, fleet in (("fixed", self.fixed), ("elastic", self.elastic)):
             if fleet is None:
-                yield f"No {kind} fleet makes it within {within}: more workers are no faster."
+                yield f"No {kind} fleet finishes within {within}: more workers are not faster."
                 continue
             cost = f", for {self._price(fleet.paid_seconds)}" if self.gpu_price is not None else ""
             most = "at most " if kind == "elastic" else ""
@@ -199,17 +200,17 @@ class Preflight:
         yield from self._deadline()
         if not self.exact and not self.drawn.high:
             yield (
-                f"{self.algorithm} with {self.sampler} decides by metrics, and all of them were measured before: "
-                f"steps and merge rate are those of the same search on a new store."
+                f"{self.algorithm} with {self.sampler} decides by metrics. All of them were measured before: steps and "
+                f"merge rate are exact, for a search on a new store."
             )
         elif self.exact:
-            yield "No decision depends on metrics: steps and merge rate are those that the search will have."
+            yield "No decision depends on metrics: steps and merge rate are exact."
         else:
-            known = f" but for {self.measured.text(_count)} of them" if self.measured.high else ""
+            known = f", except {self.measured.text(_count)} that were measured before" if self.measured.high else ""
             yield (
-                f"{self.algorithm} with {self.sampler} decides by metrics, which are not known yet{known}: median "
-                f"(least to most) of {self.rehearsals} rehearsals with random ones. Real ones agree more from step to "
-                f"step."
+                f"{self.algorithm} with {self.sampler} decides by metrics, which are not known yet{known}. Figures are "
+                f"the median (minimum to maximum) of {self.rehearsals} rehearsals with random metrics. Real metrics "
+                f"vary less from step to step."
             )
         if not self.timed:
             yield "Times are in steps: seconds per step were not given."
@@ -218,9 +219,9 @@ class Preflight:
 FLEETS = several(whole(most=65_536), "whole numbers from 1 to 65,536, such as (1, 2, 4, 8)", least=1, single=False)
 """Numbers of workers to rehearse a search on."""
 _SAFETY = 60.0
-"""Seconds of training between states that are kept in case of a crash, as the scheduler has it."""
+"""Seconds of training between states that the scheduler keeps in case of a crash."""
 _STATES = 1_000_000
-"""Rehearsing this many takes minutes."""
+"""Maximum number of states to keep; rehearsing this many takes minutes."""
 
 
 @checked(
@@ -274,33 +275,33 @@ def preflight(
     start_seconds: float = 60.0,
     disruptions: Disruptions | None = None,
 ) -> Preflight:
-    """Estimate what a search would train and cost, without training anything.
+    """Estimate the steps and the cost of a search, without training anything.
 
     Args:
         space, steps, n_trials, algorithm, catch, checkpoint_every: as for :func:`hpstage.optimize`.
         sampler: one of Optuna's, which is not modified, or a name (``"random"``, ``"tpe"``, ``"grid"``, ...).
         seed: seed of a sampler given by name.
         workers: numbers of workers, with a rehearsal for each.
-        step_seconds: seconds per step, or a function of the values at that step. Without it, times are in steps and no
-            state is kept for safety alone, as is otherwise done about once a minute.
-        evaluate_seconds, load_seconds, save_seconds: cost of each such operation.
+        step_seconds: seconds per step, or a function of the hyperparameter values at that step. If it is not given,
+            times are in steps, and the checkpoints that a search saves about once a minute are left out.
+        evaluate_seconds, load_seconds, save_seconds: seconds per evaluation, and to load or save a checkpoint.
         checkpoint_bytes: size of each checkpoint.
-        shared_bytes: size of what checkpoints have in common, such as a frozen backbone, and is stored once.
-        rehearsals: number of sets of random metrics, if anything depends on metrics.
-        precedent: a plan that was trained before; metrics it has measured are not random. Its training still counts as
-            not done: the figures are those of a search from the beginning.
-        virtual_nodes: the most workers that train a chain together, if some would be idle; each doubling is taken to
-            be 1.8 times as fast.
-        step_times: what a step of several siblings takes that a worker trains as one, if it does, in proportion to one.
-        deadline: seconds; find the cheapest fixed fleet that makes it, and the cheapest one that follows the demand, as
-            with ``cluster.adapt``.
-        gpu_price: of a worker for an hour.
-        start_seconds: seconds to start a worker of an elastic fleet, which are allocated.
-        disruptions: what becomes of workers, with another seed in each rehearsal: slow ones, and preemptible ones that
-            are taken away.
+        shared_bytes: size of the parts that checkpoints share, such as a frozen backbone; each part is stored once.
+        rehearsals: number of rehearsals with different random metrics, if the search depends on metrics.
+        precedent: an earlier plan, whose measured metrics are used instead of random ones. Its steps still count as not
+            trained: the figures are those of a search on a new store.
+        virtual_nodes: maximum number of workers that train a chain together when they would be idle; each doubling is
+            assumed to be 1.8 times as fast.
+        step_times: time of a step of several siblings that a worker trains as one, if it does, as a multiple of a
+            single trial's step.
+        deadline: seconds; find the cheapest fixed fleet that meets it, and the cheapest elastic one, whose number of
+            workers follows the demand, as with ``cluster.adapt``.
+        gpu_price: price per worker-hour.
+        start_seconds: seconds to start a worker of an elastic fleet; they count as allocated.
+        disruptions: slow workers, and preemptible workers that are lost; each rehearsal has another seed.
 
     Raises:
-        UsageError: invalid input; names it.
+        UsageError: an argument is invalid; the message names it.
     """
     algorithm = FullTraining() if algorithm is None else algorithm
     if step_seconds is None:
@@ -362,22 +363,29 @@ def preflight(
 
 
 class _Rehearsals:
-    """Rehearses a search on fleets, as often as metrics or chance may change its figures, and ``most`` times on one.
-    ``chain``: the sampler, and those that it calls."""
+    """Rehearses a search on fleets. If metrics or chance change its figures, it is rehearsed ``most`` times on each
+    fleet, else once.
+
+    Args:
+        chain: the sampler, and the samplers that it calls.
+
+    Raises:
+        UsageError: ``n_trials`` is missing, and the sampler does not stop by itself.
+    """
 
     def __init__(self, search: Rehearsed, chain: Sequence[optuna.samplers.BaseSampler], most: int) -> None:
         listed = bool(points_of(search.space))
         if search.n_trials is None and not listed and not isinstance(chain[-1], _ENDING):
-            raise UsageError(f"{type(search.sampler).__name__} has no end of its own; give n_trials")
+            raise UsageError(f"{type(search.sampler).__name__} does not stop by itself; give n_trials")
         self._search = search
         self._most = most
         blind = listed or (len(chain) == 1 and isinstance(search.sampler, BLIND))
         self.exact = blind and isinstance(search.algorithm, FullTraining)
-        """Whether neither the sampler nor the algorithm decides by metrics; a schedule still may."""
+        """Whether neither the sampler nor the algorithm decides by metrics; a schedule may still depend on them."""
 
     def on(self, workers: int, start_seconds: float | None = None) -> list[Rehearsal]:
-        """Rehearse on a fixed fleet of ``workers``; with ``start_seconds``, on an elastic one of at most ``workers``,
-        each of which takes that long to start."""
+        """Rehearse on a fixed fleet of ``workers``; with ``start_seconds``, on an elastic fleet of at most ``workers``,
+        which take ``start_seconds`` to start."""
         done: list[Rehearsal] = []
         for values in range(self._most):
             done.append(self._search.on(workers, values, start_seconds=start_seconds))
@@ -389,10 +397,10 @@ class _Rehearsals:
     def cheapest(
         self, runs: Iterable[list[Rehearsal]], deadline: float, start_seconds: float
     ) -> tuple[FleetCost | None, FleetCost | None]:
-        """Return the cheapest fixed and the cheapest elastic fleet that make the deadline, if any does.
+        """Return the cheapest fixed and the cheapest elastic fleet that meet the deadline; ``None`` if no fleet does.
 
         Args:
-            runs: what was rehearsed on fixed fleets.
+            runs: the rehearsals done on fixed fleets.
         """
         known = {group[0].workers: group for group in runs}
         fixed = cheapest(lambda count: known.get(count) or self.on(count), deadline, max(known))
@@ -401,7 +409,7 @@ class _Rehearsals:
 
 
 def _figures(runs: Sequence[Rehearsal]) -> dict[str, Spread]:
-    """Return the figures that all rehearsals have, by their names in :class:`Preflight`."""
+    """Return the figures that do not depend on the fleet, by their names in :class:`Preflight`."""
     own = {"measured": [run.measured for run in runs], "drawn": [run.drawn for run in runs]}
     own |= {"checkpoints": [run.savings.kept for run in runs], "checkpoints_needed": [run.needed for run in runs]}
     summed = {name: [getattr(run.savings, name) for run in runs] for name in _SUMMED}
@@ -431,7 +439,7 @@ def _spread(values: Iterable[float]) -> Spread:
 
 
 def _checked(step_seconds: StepSeconds) -> StepSeconds:
-    """Return the user's function, whose answers are checked."""
+    """Return a function that calls the user's function and checks its results."""
     answer = seconds(least=0)
 
     def ask(values: Mapping[str, Scalar]) -> float:
@@ -449,5 +457,5 @@ def _check_states(n_trials: int, steps: int, every: float) -> None:
     if n_trials * steps / every > _STATES:
         raise UsageError(
             f"steps is {steps}: {n_trials:,} trials that keep a state every {every:,.0f} steps keep more than "
-            f"{_STATES:,} in all; give a larger checkpoint_every, or fewer n_trials"
+            f"{_STATES:,} states; give a larger checkpoint_every, or fewer n_trials"
         )

@@ -1,4 +1,4 @@
-"""One rehearsal: a search on simulated workers, and the figures of it; and the smallest fleet that makes a deadline."""
+"""Rehearse a search on simulated workers, and find the smallest fleet that meets a deadline."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from hpstage.search.optimize import optimize
 from hpstage.search.results.result import Result
 from hpstage.store import MemoryJournal
 
-# Maximum number of checkpoints inspected to find the most that were needed at the same time.
+# Maximum number of checkpoints inspected to find how many were needed at the same time.
 _LOOKS = 200_000
-# The largest fleet that is tried, and the least by which twice as many workers must be faster to try more.
+# The largest fleet tried, and the relative gain that twice as many workers must have for a larger one to be tried.
 _LARGEST, _FASTER = 4096, 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """The figures of a rehearsed search. They do not keep its plan in memory, so a call can have many."""
+    """The figures of a rehearsed search. They do not hold its plan in memory, so that there can be many of them."""
 
     workers: int
     savings: Savings
@@ -48,10 +48,10 @@ class Rehearsal:
     lower_bound: float
     alone_bound: float
     needed: int
-    """The largest number of checkpoints needed at the same time, with those being written."""
+    """Maximum number of checkpoints that were needed or being written at the same time."""
     measured: int
     drawn: int
-    """Number of evaluations whose metrics were measured before, and of those that were drawn at random."""
+    """Numbers of evaluations whose metrics were measured on an earlier plan, and were drawn at random."""
     observes: bool
     """Whether a schedule depends on metrics."""
 
@@ -72,12 +72,13 @@ class Rehearsed:
     disruptions: Disruptions | None = None
 
     def on(self, workers: int, values: int, *, start_seconds: float | None = None) -> Rehearsal:
-        """Rehearse it.
+        """Rehearse the search.
 
         Args:
-            values: seed of the metrics that no precedent has measured, and of what becomes of workers.
-            start_seconds: if given, the number of workers follows the demand, up to ``workers``, and starting one takes
-                this long.
+            workers: number of workers.
+            values: seed of the metrics that no precedent has measured, and of the disruptions of workers.
+            start_seconds: if given, the number of workers follows the demand, up to ``workers``, and starting a worker
+                takes this long.
         """
         costs, times = self.costs, self.costs.step_times or ALONE
         direction: Literal["maximize", "minimize"] = (
@@ -113,7 +114,7 @@ class Rehearsed:
             executor=executor,
             store=journal,
             checkpoint_every=self.checkpoint_every,
-            audit="off",  # which delays no chain
+            audit="off",  # audits delay no chain, and can be left out
         )
         trials = result.plan.trials.values()
         fleet = speeds(workers, slots=times.best, step_times=times, widest=costs.virtual_nodes, speedup=speedup)
@@ -132,7 +133,7 @@ class Rehearsed:
 
 
 def _on_stand_in(space: Space) -> Space:
-    """Return the space with schedules that observe the one metric that a rehearsal has."""
+    """Return the space with schedules that observe the only metric of a rehearsal, instead of the metrics they name."""
 
     def rehearsed(trial: optuna.Trial) -> Mapping[str, Any]:
         described = space(trial)
@@ -151,16 +152,16 @@ def _observing_value(value: object) -> object:
 
 
 class _Untrained:
-    """Placeholder for the trainable, which simulated workers do not use."""
+    """A placeholder for the trainable, which simulated workers do not use."""
 
     version = "1"
 
 
 def most_needed(result: Result) -> int:
-    """Return the largest number of checkpoints of a search needed at the same time (:mod:`hpstage.checkpoints.needed`),
-    and of those that running chains are writing then.
+    """Return the maximum number of checkpoints of a search that were needed at the same time
+    (:mod:`hpstage.checkpoints.needed`), including those that running chains were writing.
 
-    Checked before each checkpoint; in a large plan only before some of them, so that the work stays bounded.
+    They are counted before each checkpoint; in a large plan only before some checkpoints, to bound the work.
     """
     kept = [place for place, fact in enumerate(result.journal) if isinstance(fact, StateReached) and fact.kept]
     spacing = max(1, len(kept) * len(result.plan.kept) // _LOOKS)
@@ -178,24 +179,24 @@ def most_needed(result: Result) -> int:
 class FleetCost:
     """A fleet of at most ``workers`` workers, with the worst figures of all rehearsals.
 
-    The smallest fleet that makes a deadline is the cheapest, but for a few seconds: twice as many workers never need
+    The smallest fleet that meets a deadline is also the cheapest, up to a few seconds: twice as many workers never need
     less than half the time.
     """
 
     workers: int
     makespan: float
     paid_seconds: float
-    """Seconds of all workers: from the request for each until it leaves, or for the whole makespan."""
+    """Seconds of all workers, each from its request until it leaves or the search ends."""
 
 
 def cheapest(rehearse: Callable[[int], Sequence[Rehearsal]], deadline: float, workers: int) -> FleetCost | None:
     """Return the smallest fleet whose makespan is at most ``deadline`` seconds in every rehearsal, found by bisection.
 
-    ``None``: none is, since some trial takes longer by itself.
+    Return ``None`` if more workers are not faster and still miss the deadline.
 
     Args:
         rehearse: rehearses the search on at most the given number of workers.
-        workers: where to begin.
+        workers: number of workers to try first.
     """
     found: dict[int, FleetCost] = {}
 

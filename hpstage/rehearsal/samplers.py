@@ -1,4 +1,4 @@
-"""Samplers by name, and values that they propose."""
+"""Create samplers by name, and list values that a sampler proposes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def named_sampler(
 ) -> optuna.samplers.BaseSampler:
     """Return Optuna's sampler of this name, with or without ``Sampler``, in any case: ``"tpe"``, ``"CmaEsSampler"``.
 
-    ``"grid"`` covers all choices of the first trial that the space does not reject, by an exception of ``catch``.
+    ``"grid"`` covers all choices of the first trial that the space does not reject by an exception in ``catch``.
 
     Raises:
         UsageError: there is no such sampler, the seed is not valid for NumPy, the sampler needs more than a seed, or
@@ -62,7 +62,7 @@ def _grid(space: Space, steps: int, catch: Catch) -> Mapping[str, Sequence[str |
 
 
 def values_met(space: Space, steps: int, *, sampler: optuna.samplers.BaseSampler, most: int) -> list[dict[str, Scalar]]:
-    """Return up to ``most`` sets of values at the starts of stages of a search's first trials."""
+    """Return the sets of values at the starts of stages of a search's first trials, at most ``most`` sets."""
     with quiet_optuna():
         study = optuna.create_study(sampler=copy.deepcopy(sampler))
     found: dict[tuple[tuple[str, Scalar], ...], None] = {}

@@ -1,4 +1,4 @@
-"""Metrics for rehearsals, where nothing is trained: random ones, or those that a plan has measured before."""
+"""Metrics for rehearsals, where nothing is trained: metrics that an earlier plan has measured, or random ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpstage.store import Journal
 
 @dataclass(frozen=True, slots=True)
 class Precedent:
-    """A plan that was trained before, and the metric on which a rehearsed search bases its decisions.
+    """A plan that was trained before, and its metric on which a rehearsed search bases its decisions.
 
     Raises:
         UsageError: the plan has not measured the metric.
@@ -30,7 +30,7 @@ class Precedent:
         measured = measured_on(self.plan)
         if self.metric not in measured:
             there = ", ".join(map(repr, sorted(measured))) or "none"
-            raise UsageError(f"metric is {self.metric!r}, which was not measured on this plan; it has {there}")
+            raise UsageError(f"metric is {self.metric!r}, which was not measured on this plan; give one of: {there}")
 
     def values(self, workload: StateKey) -> dict[StateKey, float]:
         """Return the measured values, by the keys that the states have in a plan of ``workload``."""
@@ -54,8 +54,9 @@ def measured_on(plan: SearchPlan) -> set[str]:
 class StandIn:
     """Provides the metric ``value`` of states that are not trained.
 
-    The value of a state is always the same. Values measured by a precedent are kept; every other state has a value
-    drawn from those measured after as many steps (from all, if there are none); without a precedent, uniform in [0, 1).
+    The value of a state is always the same. A state that the precedent has measured has the measured value. Any other
+    value is drawn from the values measured after the same number of steps, or from all measured values if there are
+    none. Without a precedent, values are uniform in [0, 1).
 
     Args:
         seed: seed of the drawn values.
@@ -64,9 +65,9 @@ class StandIn:
 
     def __init__(self, seed: int, journal: Journal, precedent: Precedent | None = None) -> None:
         self.measured = 0
-        """Number of requested states that had been measured."""
+        """Number of evaluations that the precedent had measured."""
         self.drawn = 0
-        """Number of requested states that had not."""
+        """Number of evaluations whose value was drawn."""
         self._seed = seed
         self._journal = journal
         self._precedent = precedent
@@ -88,7 +89,7 @@ class StandIn:
 
 
 def _pools(precedent: Precedent) -> dict[int, list[float]]:
-    """Return the values by the step at which they were measured, and those of all steps under 0."""
+    """Return the measured values by step; the key 0 has the values of all steps."""
     pools: dict[int, list[float]] = {0: []}
     for node in precedent.plan.nodes:
         for step, state in sorted(node.states.items()):

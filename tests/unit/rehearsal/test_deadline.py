@@ -53,7 +53,7 @@ def test_the_fleet_found_for_successive_halving_meets_the_deadline_in_every_rehe
 def test_a_deadline_that_no_fleet_meets_is_named() -> None:
     found = estimated(1.9 * HOUR)  # a trial takes 2 hours by itself
     assert found.fixed is None and found.elastic is None
-    assert "No fixed fleet makes it within 114.0 min" in str(found)
+    assert "No fixed fleet finishes within 114.0 min" in str(found)
 
 
 @pytest.mark.ci

@@ -63,7 +63,7 @@ def test_a_search_that_was_trained_is_rehearsed_exactly(algorithm, direction):
         (said.merge_rate, result.savings.merge_rate),
     ):
         assert (figure.low, figure.high) == (true, true)
-    assert "all of them were measured before" in str(said)
+    assert "All of them were measured before" in str(said)
 
 
 def test_one_search_predicts_what_another_algorithm_trains():
@@ -80,12 +80,12 @@ def test_unmeasured_metrics_are_drawn_from_the_measured_ones():
     said = said_of(SuccessiveHalving(15, 4, tree_aware=False), Precedent(result.plan, "value", maximize=True))
     assert said.measured.low > 0
     assert said.drawn.high > 0
-    assert "which are not known yet but for" in str(said)
+    assert "which are not known yet, except" in str(said)
 
 
 def test_a_wrong_metric_is_refused_by_name():
     result = searched(ASHA(15, 4), n_trials=4)
-    with pytest.raises(UsageError, match=r"metric is 'acuracy'.*it has 'value'"):
+    with pytest.raises(UsageError, match=r"metric is 'acuracy'.*give one of: 'value'"):
         Precedent(result.plan, "acuracy", maximize=True)
 
 
@@ -130,7 +130,7 @@ def test_a_store_without_evaluations_still_gives_seconds_per_step(tmp_path):
     words += ["--store", tmp_path / "store", "--algorithm", "SuccessiveHalving(15, 4)"]
     found = CliRunner().invoke(app, [*map(str, words)])
     assert found.exit_code == 0, found.exception
-    assert "rehearsals with random ones" in found.output
+    assert "rehearsals with random metrics" in found.output
 
 
 def test_keys_are_those_of_the_other_workload():

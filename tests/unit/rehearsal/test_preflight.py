@@ -91,7 +91,7 @@ def test_where_metrics_decide_a_search_lies_within_the_range(algorithm):
     assert not said.exact
     assert said.steps_unique.low <= done.steps_unique <= said.steps_unique.high
     assert said.merge_rate.low <= done.merge_rate <= said.merge_rate.high
-    assert "rehearsals with random ones" in str(said)
+    assert "rehearsals with random metrics" in str(said)
 
 
 def test_a_preflight_of_a_learning_sampler_is_not_exact():
