@@ -1,16 +1,16 @@
-"""A page ``/hpstage`` on the Dask dashboard, and its plots individually: the growing stage tree, the workers' current
-training, savings, metrics, rungs. Also the same figures for Prometheus, on Dask's ``/metrics``.
+"""The page ``/hpstage`` on the Dask dashboard, its plots as individual pages (the growing stage tree, the workers'
+current training, savings, metrics, rungs), and the same figures for Prometheus on Dask's ``/metrics``.
 
 The scheduler does not open any store. Drivers send it the records of their journal (``follower.py``), and it folds them
-like every other reader (``board.py``). So it shows the same plan regardless of the sender, and a restarted scheduler is
-sent the records again. Nothing is sent to a scheduler without page and metrics.
+like every other reader (``board.py``). It thus shows the same plan for every sender, and a restarted scheduler is sent
+all records again. Nothing is sent to a scheduler without page and metrics.
 
-Both are installed by ``hpstage scheduler`` and for local clusters. Elsewhere::
+``hpstage scheduler`` and local clusters install both. Elsewhere::
 
     dask scheduler --preload hpstage.cluster.dashboard
     hpstage.cluster.dashboard.install(client)             # on a running cluster
 
-The page needs bokeh and a dashboard, the metrics need prometheus-client; either is omitted if these are missing.
+The page needs bokeh and a dashboard; the metrics need prometheus-client. Each is left out if its package is missing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["dask_setup", "install", "page_of"]
 
 
 def install(client: Client) -> Any:
-    """Add page and metrics to the client's scheduler, if not yet installed; return whether the page is installed now.
+    """Add page and metrics to the client's scheduler, if they are missing; return whether it has the page now.
 
     hpstage must be installed where the scheduler runs. For an asynchronous client, await the result.
     """
@@ -33,7 +33,7 @@ def install(client: Client) -> Any:
 
 
 def page_of(client: Client) -> str | None:
-    """Return the page's URL as given by the client's configuration, if its scheduler has the page."""
+    """Return the URL of the page, according to the client's configuration; ``None`` if its scheduler has no page."""
     from hpstage.cluster.dashboard.follower import INSTALLED, PAGE
 
     link: str | None = client.dashboard_link
@@ -43,14 +43,14 @@ def page_of(client: Client) -> str | None:
 
 
 def dask_setup(scheduler: Scheduler) -> None:
-    """Called by Dask for a module that it preloads."""
+    """Install page and metrics. Dask calls this when it preloads the module."""
     install_on(scheduler)
 
 
 def install_on(dask_scheduler: Scheduler, *, on_demand: bool = False) -> bool:
-    """Same as :func:`install`, in the scheduler's process, on its loop.
+    """Same as :func:`install`, called in the scheduler's process, on its event loop.
 
-    With ``on_demand`` the scheduler has no dashboard yet: it is built when somebody looks at it.
+    ``on_demand``: the scheduler has no dashboard yet; build it at the first request.
     """
     from hpstage.cluster.dashboard.board import Board
     from hpstage.cluster.dashboard.follower import HANDLER, INSTALLED

@@ -1,5 +1,5 @@
-"""The content of the page, folded from the records that drivers send. Pure, except that it records the time of
-reports."""
+"""The content of the page, folded from the records that drivers send. Pure, except that it reads the clock for the
+times of reports."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ logger = logging.getLogger("hpstage")
 _MOST_PLANS = 16
 """Maximum number of plans held, not counting those of running searches."""
 _QUIET = 60.0
-"""Seconds without reports after which a plan is considered no longer followed."""
+"""Seconds without reports after which a plan may be forgotten."""
 
 _LOOKED = 5.0
-"""Seconds since a page was drawn last after which nobody looks at it any more."""
+"""Seconds after the last drawing of a page until nobody is assumed to look at it."""
 _LONGEST = 1e9
-"""Seconds that a search may take."""
+"""Maximum seconds of a plausible estimate of the time left."""
 
 
 class PlanView(Accounting):
@@ -64,11 +64,11 @@ class PlanView(Accounting):
 
     def __init__(self) -> None:
         super().__init__(SearchPlan(StateKey("")))  # until the first record gives the workload
-        self.hash = b""  # of the records so far, by which their sender checks whether the journal still has them
+        self.hash = b""  # of the records so far; their sender compares it with its journal
         self.updated = 0.0  # time of the last report
         self.store = ""  # the store's address, without secrets
-        self.has_end = False  # whether the end of the journal was reached once: figures are those of the plan
-        self.problem = ""
+        self.has_end = False  # whether all records of the journal were received at some time
+        self.problem = ""  # the reason if the plan cannot be shown
         self.studies: dict[str, StudyView] = {}
         self.left: dict[str, tuple[float, float]] = {}  # by study: seconds left, and when that was received
         self.failed: Counter[Activity] = Counter()  # exceptions in the user's code, by interrupted activity
@@ -151,7 +151,7 @@ class PlanView(Accounting):
         self._changed.update(span.node for chain in chains if chain is not None for span in chain.spans)
 
     def _touch_below(self, node: NodeId, step: int) -> None:
-        """Mark the nodes that a failure makes unreachable, or that are reachable again after its end."""
+        """Mark the nodes that a failure at ``step`` of ``node`` makes unreachable, or that its end makes reachable."""
         below = [(self.plan.nodes[node], step)]
         while below:
             line, passed = below.pop()
@@ -159,7 +159,7 @@ class PlanView(Accounting):
             below += [(child, child.start) for child in line.children if child.start > passed]
 
     def fold_fact(self, fact: Fact) -> None:
-        """Fold a fact into the plan, into the tables, and into what the page shows of them."""
+        """Fold a fact into the plan, the tables, and the views of studies."""
         plan = self.plan
         match fact:
             case TargetAsked():
@@ -215,11 +215,11 @@ class PlanView(Accounting):
                 self.studies[fact.study].ended = True
 
     def _mark(self, study: StudyView, at: float) -> None:
-        """Add a point to a study's history after something was reached or lost."""
+        """Add a point to a study's history, after a state was reached or a chain was lost."""
         study.mark(at, study.totals.alone_seconds(self.plan.totals.average_evaluate_seconds))
 
     def _study_of(self, trial: TrialId) -> StudyView | None:
-        """Return the trial's study; ``None`` in a plan that was driven without a study."""
+        """Return the trial's study; ``None`` if the plan was trained without a study."""
         return self.studies.get(self.plan.study_of(trial))
 
     def _requested(self, fact: TargetAsked) -> None:
@@ -264,7 +264,7 @@ class PlanView(Accounting):
 
 
 def running(view: PlanView) -> dict[NodeId, int]:
-    """Return, for each node in training, the step up to which it is trained. O(open chains)."""
+    """Return the step up to which running chains will train each node. O(open chains)."""
     ahead: dict[NodeId, int] = {}
     for chain in view.plan.chains.values():
         for span in chain.ahead():
@@ -310,8 +310,8 @@ class Shown:
         return self.view.saved_seconds(self.study.name)
 
     def seconds_left(self, now: float) -> float | None:
-        """Return the time left, ``now`` on this process's monotonic clock; ``None`` if the study does not run, or no
-        estimate was received lately."""
+        """Return the estimated seconds left at ``now``, a time on this process's monotonic clock; ``None`` if the study
+        is not running, or no estimate was received lately."""
         left, received = self.view.left.get(self.study.name, (0.0, -math.inf))
         return max(0.0, left - (now - received)) if now - received <= OLD and self.is_driven else None
 
@@ -325,10 +325,10 @@ class Board:
 
     def __init__(self) -> None:
         self.plans: dict[str, PlanView] = {}  # ordered by the time of the last report, the latest last
-        self.has_page = False  # on the scheduler's dashboard
+        self.has_page = False  # whether the scheduler's dashboard has the page
         self.drawn = -math.inf  # when a page was drawn last
         self.lock = threading.Lock()
-        """Held while plans change, since threads other than the scheduler's may read them."""
+        """Held while plans change, since other threads may read them."""
 
     @property
     def is_watched(self) -> bool:
@@ -336,9 +336,13 @@ class Board:
         return time.monotonic() - self.drawn < _LOOKED
 
     def offer(self, plan: str, first: int, records: list[bytes]) -> int:
-        """Fold the new ones of these records, the first of which is at position ``first``; return the next position.
+        """Fold those of these records that are new, and return the position of the next record to send.
 
-        Returns ``NO_MORE`` for a plan that cannot be shown.
+        Args:
+            first: position of the first of ``records`` in the journal.
+
+        Returns:
+            ``NO_MORE`` if the plan cannot be shown.
         """
         with self.lock:
             view = self.plans.setdefault(plan, PlanView())
@@ -348,7 +352,7 @@ class Board:
                     view.fold(records[view.position - first :])
                     view.has_end = view.has_end or (view.position > 0 and len(records) < RECORDS)
                 except HpstageError as error:
-                    logger.warning("the dashboard page cannot show a plan: %s", error)
+                    logger.warning("The dashboard page cannot show a plan: %s", error)
                     view.problem = str(error)
             if view.position or view.problem:
                 self.plans[plan] = self.plans.pop(plan)
@@ -364,13 +368,13 @@ class Board:
         store: str = "",
         left: tuple[str, float | None] | None = None,
     ) -> tuple[int, bytes, bool]:
-        """Same as :meth:`offer`, for a process that follows the journal; return the cursor after the folded records,
-        and whether somebody looks at a page.
+        """Same as :meth:`offer`, for a process that follows the journal. Return position and hash of the cursor after
+        the folded records, and whether somebody looks at a page.
 
         Args:
-            anew: the journal has lost records that were folded: discard them.
+            anew: discard all records received so far: the journal has lost some of them.
             store: the address of the journal's store, without secrets.
-            left: a study that the process searches, and the seconds until it will end, if that is known.
+            left: a study that the process searches, and the estimated seconds until its end, if they are known.
         """
         if anew:
             with self.lock:
@@ -384,7 +388,7 @@ class Board:
         return wanted, b"" if wanted == NO_MORE or view is None else view.hash, self.is_watched
 
     def studies(self) -> list[Shown]:
-        """Return the studies of all plans: first those with active drivers, then the others, the latest first."""
+        """Return the studies of all plans: first those with active drivers, then the others, each latest first."""
         found = [
             Shown(f"{plan} {name}", view, study)
             for plan, view in self.plans.items()
@@ -393,7 +397,7 @@ class Board:
         return sorted(found, key=lambda shown: (shown.is_driven, shown.study.started.at), reverse=True)
 
     def find(self, name: str | None) -> Shown | None:
-        """Return the study of this key or name, by default the latest; see :meth:`studies`."""
+        """Return the study of this key or name; for ``None``, the first of :meth:`studies`."""
         return next((shown for shown in self.studies() if name in (None, shown.key, shown.study.name)), None)
 
     def _forget(self, now: float) -> None:

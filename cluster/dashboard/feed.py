@@ -14,11 +14,11 @@ from hpstage.plan.nodes import Node
 from hpstage.report.names import plain
 from hpstage.report.tree.rows import ROOT, Header, Rows, Texts, branch_row, failure_row, trial_row
 
-_AT_ONCE = 16  # rows between two looks at the clock
+_AT_ONCE = 16  # number of rows between two checks of the time
 
 
 class Feed:
-    """The rows of one study that one page has and wants. A page of another study needs another feed."""
+    """Tracks which rows of one study were sent to one page, and which are still to be sent."""
 
     def __init__(self, view: PlanView, study: StudyView) -> None:
         self._view = view
@@ -30,7 +30,7 @@ class Feed:
         self._texts = Texts()
         self._header: Header | None = None
         self._ended = study.ended
-        # What is still to be sent: first all, parents before children.
+        # Branches and trials to send: at first all, parents before children.
         self._wanted: dict[NodeId, None] = dict.fromkeys(study.branches)
         self._wanted_trials: dict[TrialId, None] = dict.fromkeys(study.trials)
         self._seen = study.branch_changes.position
@@ -44,8 +44,8 @@ class Feed:
         """Return rows that the page does not have yet; ``None`` if there are none.
 
         Args:
-            now: the time on the workers' clock, by which the progress of running chains is estimated.
-            seconds: after how long to stop; what is left comes with the next call.
+            now: the time on the workers' clock, to estimate the progress of running chains.
+            seconds: time limit; the rows left are returned by the next call.
         """
         until = time.perf_counter() + seconds
         study, rows = self._study, Rows(reset=self._header is None)
@@ -73,7 +73,7 @@ class Feed:
                 return
 
     def _add_branch(self, node: Node, rows: Rows) -> int:
-        """Add the row of a branch, and of those above it that the page does not have; return its index."""
+        """Add the row of a branch, and the rows of ancestors that the page does not have; return the branch's index."""
         parent = ROOT
         if node.parent is not None:
             known = self._branches.get(node.parent.id)
@@ -109,7 +109,7 @@ class Feed:
                 return
 
     def _add_failures(self, rows: Rows) -> None:
-        """Add the failures on the study's branches, and which of those sent a later search got past."""
+        """Add new failures on the study's branches, and remove those that a later search has overcome."""
         there = {}
         for fact in failures_on(self._view, self._study):
             key = (fact.node, fact.step, fact.evaluating)
@@ -144,7 +144,7 @@ class Feed:
 
 
 def failures_on(view: PlanView, study: StudyView) -> Iterable[StageFailed]:
-    """Yield the exceptions of the user's code on the paths of a study's trials."""
+    """Yield the exceptions in the user's code on the paths of a study's trials."""
     for fact in view.failures():
         branch = study.branches.get(fact.node)
         if branch is not None and (fact.step <= branch.reach if fact.evaluating else fact.step < branch.reach):

@@ -1,4 +1,4 @@
-"""The panels that are figures: workers, savings, metric, rungs. Their axes stand still while a search runs."""
+"""The panels that are figures: workers, savings, metric, rungs. Their axes change rarely while a search runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROW = 26  # pixels of a worker
 
 
 class Workers(Panel):
-    """The current training of each worker, for all studies on the cluster, and its GPU."""
+    """The current training of each worker, for all studies on the cluster, and the load of its GPU."""
 
     def make(self, doc: Document) -> None:
         self.source = ColumnDataSource({name: [] for name in ("worker", "done", "text", "gpu")})
@@ -64,7 +64,7 @@ class Workers(Panel):
             "gpu": [_gpu(workers[address].metrics) for address in rows],
         }
         busy = sum(address in works for address in names)
-        title = f"Workers: {busy:,} of {len(names):,} train"
+        title = f"Workers: {busy:,} of {len(names):,} training"
         self.root.title.text = title + (f"; {_WORKERS} are shown" if len(names) > _WORKERS else "")
 
 
@@ -75,7 +75,7 @@ def _say(work: Work | None) -> str:
 
 
 def _gpu(metrics: Mapping[str, Any]) -> str:
-    """Return the load of a worker's GPU, by the metrics that it sends Dask's scheduler where NVML is installed."""
+    """Return the load of a worker's GPU as text; ``""`` if unknown. Workers report it to Dask if NVML is installed."""
     total = metrics.get("gpu-memory-total") or 0
     if total <= 0:
         return ""
@@ -84,7 +84,7 @@ def _gpu(metrics: Mapping[str, Any]) -> str:
 
 
 class Savings(Panel):
-    """Worker-seconds spent for the results so far, compared to those of the same trials without sharing."""
+    """Busy worker-seconds so far, compared to the worker-seconds of the same results without sharing."""
 
     def make(self, doc: Document) -> None:
         self.source = ColumnDataSource({"at": [], "alone": [], "spent": [], "top": []})
@@ -106,7 +106,7 @@ class Savings(Panel):
 
 
 class Metrics(Panel):
-    """The metric of the best trials by step, over all results."""
+    """The metric of the best trials by step, as curves, and the results of all trials, as dots."""
 
     def make(self, doc: Document) -> None:
         self.source = ColumnDataSource({"steps": [], "values": [], "trial": [], "value": [], "colour": []})
@@ -145,7 +145,7 @@ class Metrics(Panel):
         self.root.title.text = few.get(len(best), f"Best {len(best)} trials")
 
     def _add_results(self, shown: Shown) -> None:
-        """Send the results that are new."""
+        """Send new results to the browser."""
         study = shown.study
         key, before = self._drawn_results
         new = study.reported - before if key == shown.key else study.reported
@@ -167,7 +167,7 @@ def _thinned(points: Sequence[tuple[int, float]], most: int) -> Sequence[tuple[i
 
 
 class Rungs(Panel):
-    """The number of trials requested at each step, and of those evaluated there."""
+    """The numbers of trials requested and evaluated at each step."""
 
     def make(self, doc: Document) -> None:
         self.source = ColumnDataSource({name: [] for name in ("step", "requested", "evaluated", "best")})
@@ -188,7 +188,7 @@ class Rungs(Panel):
         if shown is None:
             return
         rungs = shown.study.rungs
-        # For a search without rungs, which may request any step: the steps requested of the most trials.
+        # A search without rungs may request any step: the steps that the most trials request are drawn.
         steps = sorted(sorted(rungs, key=lambda step: (-rungs[step].requested, step))[:_RUNGS])
         factors = [str(step) for step in steps]
         if list(self.root.x_range.factors) != factors:
@@ -203,4 +203,4 @@ class Rungs(Panel):
         most = max((rung.requested for rung in rungs.values()), default=0)
         self.root.y_range.end = 1.25 * max(most, shown.study.started.n_trials or 0, 1)
         hidden = len(rungs) - len(steps)
-        self.root.title.text = "Trials by step" + (f"; {hidden:,} further steps are not drawn" if hidden else "")
+        self.root.title.text = "Trials by step" + (f"; {hidden:,} other steps are not shown" if hidden else "")

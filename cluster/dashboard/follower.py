@@ -1,4 +1,4 @@
-"""The driver's side of the dashboard's page: sends it new records of the journal, and the time left."""
+"""The driver's part of the dashboard page: it sends new records of the journal, and the time left."""
 
 from __future__ import annotations
 
@@ -21,32 +21,33 @@ PAGE = "hpstage"
 HANDLER = "hpstage_facts"
 """Name of the scheduler's handler for records."""
 INSTALLED = "hpstage-dashboard"
-"""Key in the scheduler's metadata from which drivers know that it has the page, since calling a missing handler would
-leave a warning in its log each time. Value: ``"page"``, or ``"metrics"`` if there are only metrics."""
+"""Key in the scheduler's metadata: ``"page"`` if it has the page, ``"metrics"`` if it has only metrics. Drivers check
+it first, since each call of a missing handler would leave a warning in the scheduler's log."""
 
 NO_MORE = -1
-"""Answer for a plan that cannot be shown."""
+"""The scheduler's answer for a plan that cannot be shown."""
 
 _LOOK = 0.25
+"""Seconds between two checks of the journal while somebody looks at the page."""
 _LOOK_UNWATCHED = 1.0
-"""Seconds between two checks of the journal, while somebody looks at the page and while nobody does."""
+"""Seconds between two checks of the journal while nobody looks at the page."""
 _AGAIN = 3.0
-"""Seconds between two checks for a page, and between two offers to it while there are no new records, by which a
-restarted scheduler is noticed."""
+"""Seconds between two checks whether there is a page, and between two messages to it without new records, which show
+whether the scheduler was restarted."""
 RECORDS = 200
-"""Number of records sent at once. Folding them blocks the scheduler for 2 to 10 ms."""
+"""Maximum number of records in a message. Folding them blocks the scheduler for 2 to 10 ms."""
 OLD = 30.0
-"""Seconds after which an estimate of the time left is no longer shown, unless there is a newer one."""
+"""Seconds after which an estimate of the time left is no longer shown."""
 _PATIENCE = 3.0
-"""Maximum seconds of a last offer when the search has ended."""
+"""Maximum seconds to wait for the scheduler's answer."""
 
 
 class Follower:
     """Keeps the page of a cluster's dashboard up to date with a journal, in a separate thread.
 
-    It makes no decisions and nothing waits for it: if there is no page, or it cannot be reached, it tries again later.
-    The page answers with the position of the next record it needs. So several followers of one plan send each record
-    once or twice, and a page that has lost everything is sent everything again.
+    Nothing in a search waits for it. If there is no page, or it cannot be reached, the follower tries again later. The
+    page answers with the position of the next record that it needs: several followers of a plan send each record once
+    or twice, and a page that has lost all records is sent all of them again.
 
     Args:
         client: returns the current connection to the scheduler; ``None`` if there is none.
@@ -68,17 +69,17 @@ class Follower:
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody looked at the page when it answered last."""
+        """Whether somebody looked at the page, according to its last answer."""
         return self._watched
 
     def show(self, study: str, seconds_left: float | None) -> None:
-        """Send a new estimate of a study with the next records, or within seconds if there are none; returns at
-        once."""
+        """Set the estimate of a study's time left. It is sent with the next records, or within seconds if there are
+        none; this returns at once."""
         now = time.monotonic()
         self._estimate = study, None if seconds_left is None else now + seconds_left, now
 
     def close(self) -> None:
-        """Stop after sending the records written so far, without waiting long."""
+        """Send the records written so far, waiting only a few seconds, and stop."""
         self._closing.set()
         self._thread.join(2 * _PATIENCE)
 
@@ -90,13 +91,13 @@ class Follower:
                 while self._send(at_once=last):
                     pass
             except StoreError:
-                logger.debug("the dashboard page is waiting for the store", exc_info=True)
-            except Exception:  # errors between us and the page must not affect the search
-                logger.debug("the dashboard page could not be reached", exc_info=True)
+                logger.debug("The store cannot be read for the dashboard page; trying again.", exc_info=True)
+            except Exception:  # errors on the way to the page must not affect the search
+                logger.debug("The dashboard page cannot be reached; trying again.", exc_info=True)
                 self._found, self._watched = None, False
 
     def _send(self, *, at_once: bool) -> bool:
-        """Send the records that the page wants next; return whether there may be more."""
+        """Send the next records that the page needs; return whether there may be more."""
         client = self._client()
         if client is None or not self._is_installed(client, at_once=at_once):
             return False
@@ -127,7 +128,7 @@ class Follower:
         return progress and wanted.position != NO_MORE
 
     def _time_left(self) -> tuple[str, float | None] | None:
-        """Return the study that was estimated, and the seconds until its end, unless that is unknown."""
+        """Return the study and the seconds until its end; ``None`` if nothing was estimated or nobody looks."""
         if self._estimate is None or not self._watched:
             return None
         (study, end, made), now = self._estimate, time.monotonic()
@@ -145,7 +146,7 @@ class Follower:
         return False
 
     def _name(self) -> str:
-        """Return a name that is unique to the journal, regardless of where it is stored. All plans of a workload start
-        with the same record, but the second contains a driver or a search, and when it started."""
+        """Return a name that identifies the plan, wherever its journal is stored. The first record is the same for all
+        plans of a workload; the second contains a driver or a search with its starting time."""
         first = self._journal.read(0, 2)
         return hashlib.blake2b(b"\n".join(first), digest_size=16).hexdigest() if len(first) == 2 else ""

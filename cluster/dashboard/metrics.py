@@ -1,11 +1,12 @@
 """Prometheus metrics of the plans that drivers report to a scheduler, on Dask's ``/metrics``.
 
-Dask serves the process's registry, which contains a single collector for all schedulers of the process. A plan known to
-several of them is exported once. All numbers are maintained while records are folded, so the cost of a scrape does not
+Dask serves the registry of the process, which has one collector for all schedulers of the process. A plan that several
+schedulers know is exported once. All numbers are maintained while records are folded: the cost of a scrape does not
 depend on the size of a plan.
 
-Counters keep their values when a scheduler is restarted, since they are those of the journal. So a plan is exported
-only after it has been read to its end once; a counter exported half way would count its second half twice.
+Counters keep their values when a scheduler is restarted, since they are computed from the journal. A plan is exported
+only after all its records were received once: Prometheus would take the growth of a counter during reading for new
+events.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from hpstage.cluster.dashboard.study import ACTIVITIES, STATES, Activity, StudyV
 from hpstage.plan.facts import ChainOutcome, Departure, StateLoss, WorkerId
 
 _MOST_STUDIES = 50
-"""Maximum number of studies exported: the latest started, plus all with an active driver."""
+"""Maximum number of studies exported: the latest started. Studies with an active driver are exported in addition."""
 _PLAN_LABEL = 12
 """Number of characters of a plan's name that form its label."""
 _OUTCOMES: tuple[Departure | ChainOutcome, ...] = (*get_args(Departure), *get_args(ChainOutcome))
-"""Outcomes of lost chains. All are exported from the start, so that the first loss is an increase."""
+"""Outcomes of lost chains. All are exported from the start, as 0, so that the first loss is an increase."""
 _LOSSES: tuple[StateLoss, ...] = get_args(StateLoss)
 _FAILING: tuple[Activity, ...] = ("train", "evaluate")
 
 _GAUGES = {
-    "hpstage_stages": "Stages of the study's trials by state; reused: another study has requested them first.",
-    "hpstage_trials": "Trials of the study by state; open: unfinished, though the search has ended; rejected: by the "
+    "hpstage_stages": "Stages of the study's trials by state; reused: another study requested them first.",
+    "hpstage_trials": "Trials of the study by state; open: unfinished, but the search has ended; rejected: by the "
     "space.",
     "hpstage_merge_rate": "Requested steps / unique steps.",
-    "hpstage_alone_worker_seconds": "Estimated seconds of workers for the results so far without sharing.",
-    "hpstage_saved_worker_seconds": "Estimated seconds of workers saved so far: alone - used.",
+    "hpstage_alone_worker_seconds": "Estimated worker-seconds for the results so far without sharing.",
+    "hpstage_saved_worker_seconds": "Estimated worker-seconds saved so far: without sharing - busy.",
     "hpstage_training_workers": "Workers that train for the study now.",
-    "hpstage_study_drivers": "Drivers at work on the study; 0: it has ended, or is interrupted.",
+    "hpstage_study_drivers": "Drivers of the study; 0: it has ended, or was interrupted.",
     "hpstage_plan_merge_rate": "Requested steps / unique steps, over all studies.",
     "hpstage_plan_checkpoints": "Checkpoints that are kept.",
     "hpstage_plan_checkpoint_bytes": "Bytes of the checkpoints that are kept.",
@@ -52,26 +53,26 @@ _GAUGES = {
 _COUNTERS = {
     "hpstage_steps_asked": "Steps requested, summed over the study's trials.",
     "hpstage_steps_distinct": "Unique steps among those requested.",
-    "hpstage_steps_trained": "Steps trained that the study's trials requested first.",
-    "hpstage_steps_wasted": "Of these, steps whose results were discarded.",
-    "hpstage_worker_seconds": "Seconds of workers (GPUs) for steps that the study's trials requested first, by "
+    "hpstage_steps_trained": "Trained steps that the study's trials requested first.",
+    "hpstage_steps_wasted": "Steps among hpstage_steps_trained whose results were discarded.",
+    "hpstage_worker_seconds": "Busy worker-seconds (GPU-seconds) for steps that the study's trials requested first, by "
     "activity.",
-    "hpstage_chains_lost": "Chains that the study paid for and that were lost or threw training away, by outcome.",
+    "hpstage_chains_lost": "Chains charged to the study that were lost or discarded training, by outcome.",
     "hpstage_plan_steps_asked": "Steps requested, summed over the plan's trials.",
     "hpstage_plan_steps_distinct": "Unique steps among those requested.",
-    "hpstage_plan_steps_trained": "Steps that were trained.",
-    "hpstage_plan_steps_wasted": "Steps that were trained and whose results were discarded.",
-    "hpstage_plan_worker_seconds": "Seconds of workers (GPUs) that the plan took, by activity.",
-    "hpstage_plan_checkpoints_lost": "Checkpoints that are gone, by reason: evicted under a budget, or missing or "
-    "damaged when they were loaded.",
+    "hpstage_plan_steps_trained": "Steps trained.",
+    "hpstage_plan_steps_wasted": "Steps trained whose results were discarded.",
+    "hpstage_plan_worker_seconds": "Busy worker-seconds (GPU-seconds) of the plan, by activity.",
+    "hpstage_plan_checkpoints_lost": "Checkpoints removed, by reason: evicted under a budget, or missing or damaged "
+    "when they were loaded.",
     "hpstage_plan_failures": "Exceptions in the user's code, by activity; stages given up because their workers died "
     "count as training.",
-    "hpstage_plan_audits": "Audits by outcome; stopped: they gave way to training.",
-    "hpstage_plan_audit_worker_seconds": "Seconds of workers that audits took, which are the work of no trial.",
+    "hpstage_plan_audits": "Audits by outcome; stopped: their workers were needed for training.",
+    "hpstage_plan_audit_worker_seconds": "Worker-seconds of audits, which are charged to no trial.",
     "hpstage_plan_audited_steps": "Steps that audits have trained again.",
-    "hpstage_plan_drivers_lost": "Drivers that were taken for dead, since their lease ran out.",
-    "hpstage_plan_drivers_rejoined": "Drivers that joined again after they had been taken for dead.",
-    "hpstage_plan_records": "Records of the journal that were read.",
+    "hpstage_plan_drivers_lost": "Drivers declared dead, since their lease had expired.",
+    "hpstage_plan_drivers_rejoined": "Drivers that joined again after they had been declared dead.",
+    "hpstage_plan_records": "Records of the journal that were received.",
 }
 _LABELS = {
     "hpstage_stages": "state",
@@ -84,7 +85,7 @@ _LABELS = {
     "hpstage_plan_audits": "outcome",
     "hpstage_scheduler_workers": "state",
 }
-"""What families distinguish besides the study, plan or scheduler."""
+"""The label of a family in addition to its study, plan or scheduler."""
 
 
 def _labels(name: str) -> tuple[str, ...]:
@@ -99,7 +100,7 @@ FAMILIES: Mapping[str, _Family] = {
     **{name: (GaugeMetricFamily, text, _labels(name)) for name, text in _GAUGES.items()},
     **{name: (CounterMetricFamily, text, _labels(name)) for name, text in _COUNTERS.items()},
 }
-"""Kind, help and labels by name; names of counters are without ``_total``."""
+"""Kind, help and labels by name. Names of counters do not have the suffix ``_total``."""
 
 _boards: weakref.WeakKeyDictionary[Any, Board] = weakref.WeakKeyDictionary()
 

@@ -1,4 +1,4 @@
-"""Builds a scheduler's dashboard when somebody first looks at it: bokeh takes most of a second to import."""
+"""Build a scheduler's dashboard at the first request, since importing bokeh takes most of a second."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tornado.routing import PathMatches, Rule
 from hpstage.cluster.dashboard.board import Board
 
 _PLOTS = r"/individual-plots\.json"
-"""The list of plots, which Dask itself answers with an empty one while there is no dashboard."""
+"""URL of the list of plots. As long as there is no dashboard, Dask itself would answer with an empty list."""
 
 
 def serve_on_demand(scheduler: Any, board: Board) -> None:
-    """Serve the dashboard with the page of ``board`` on a scheduler that was started without one."""
+    """Serve a dashboard with the page of ``board`` on a scheduler that was started without a dashboard."""
     application = scheduler.http_application
     building = asyncio.Lock()
 
@@ -38,7 +38,7 @@ def serve_on_demand(scheduler: Any, board: Board) -> None:
 
 
 class _Unbuilt(web.RequestHandler):
-    """Answers requests that nothing else does: after the dashboard is built, they are repeated."""
+    """Handles requests that have no other handler: builds the dashboard, and redirects to the same URL."""
 
     def initialize(self, build: Callable[[], Awaitable[bool]]) -> None:
         self._build = build

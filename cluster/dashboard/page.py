@@ -1,4 +1,4 @@
-"""The documents served on the dashboard: the page, each of its panels, and how they are added to Dask's own."""
+"""The documents served on the dashboard (the page, and each of its panels), and functions that add them to Dask's."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ PANELS: Mapping[str, type[Panel]] = {
 }
 
 _INTERVAL = 500
-"""Milliseconds between two frames."""
+"""Milliseconds between two drawings."""
 _SIDE_BY_SIDE = {"display": "grid", "grid-template-columns": "repeat(auto-fit, minmax(min(340px, 100%), 1fr))"}
-"""Figures next to each other, or below where there is no room."""
+"""Figures are side by side, or below each other if there is no room."""
 _TEMPLATE = """{% extends "simple.html" %}{% block extra_resources %}<style>
 html, body { color-scheme: light dark; height: auto; overflow-x: hidden }
 @media (prefers-color-scheme: dark) { html { background: #121314; color: #dddddd }
@@ -45,18 +45,18 @@ _LOST = """
 if (!document.getElementById("hpstage-lost")) {
     const note = document.createElement("p")
     note.id = "hpstage-lost"
-    note.textContent = "The connection to the scheduler is lost: the search has ended, or its scheduler has. " +
+    note.textContent = "The connection to the scheduler is lost: the search or the scheduler has ended. " +
         "The page shows the last figures received."
     note.style = "position: fixed; bottom: 0; left: 0; right: 0; z-index: 9; margin: 0; padding: 0.6em 1em; " +
         "font: 14px sans-serif; color: #fff; background: #8a3b12"
     document.body.append(note)
 }
 """
-"""Run in the browser, which otherwise shows the last frame as if nothing had happened; at each attempt to connect."""
+"""Run in the browser at each failed attempt to connect. Without it, the page would look as if it were up to date."""
 
 
 def page_doc(board: Board, scheduler: Any, extra: dict[str, Any], doc: Document) -> None:
-    """Build the page: all panels of one study, which can be chosen or is named by the address: ``?study=digits``."""
+    """Build the page with all panels of one study, which is chosen on the page or in the URL: ``?study=digits``."""
     chooser = Chooser(board, scheduler, doc)
     chooser.name = _named(doc)
 
@@ -81,7 +81,7 @@ def page_doc(board: Board, scheduler: Any, extra: dict[str, Any], doc: Document)
 
 
 def individual_doc(board: Board, kind: type[Panel], scheduler: Any, extra: dict[str, Any], doc: Document) -> None:
-    """Build a document with one panel, of the latest study or the one that its address names."""
+    """Build a document with one panel, of the study that the URL names, else of the latest."""
     name, panel = _named(doc), kind(board, scheduler, doc)
     _serve(doc, Screen(board, [panel], lambda: name), panel.root)
     doc.title = f"hpstage: {kind.__name__}"
@@ -97,14 +97,14 @@ def _serve(doc: Document, screen: Screen, root: Any) -> None:
 
 
 def _named(doc: Document) -> str | None:
-    """Return the study that the page's address names."""
+    """Return the study that the page's URL names; ``None`` if it names none."""
     request: Any = getattr(doc.session_context, "request", None)
     values = [] if request is None else request.arguments.get("study", [])
     return values[0].decode("utf-8", "replace") if values else None
 
 
 _ENTRY = f"&#{ord(PAGE[0])};{PAGE[1:]}"
-"""The page's entry in the navigation bar, encoded since Dask would capitalize its name."""
+"""The page's entry in the navigation bar. Its first letter is encoded, since Dask would capitalize it."""
 
 
 def serve_all(scheduler: Any, board: Board) -> None:
@@ -114,14 +114,14 @@ def serve_all(scheduler: Any, board: Board) -> None:
 
 
 def serve(scheduler: Any, board: Board) -> bool:
-    """Serve the page of ``board``, if the scheduler has a dashboard; return whether it has."""
+    """Serve the page of ``board`` if the scheduler has a dashboard; return whether it has one."""
     dashboards = [app for app in scheduler.http_application.applications if isinstance(app, BokehTornado)]
     if not dashboards:
         return False
     pages: dict[str, Any] = {f"/{PAGE}": partial(page_doc, board)}
     pages |= {f"/individual-{PAGE}-{name}": partial(individual_doc, board, plot) for name, plot in PANELS.items()}
-    # The pages of an application are fixed on creation, and Dask lists the plots of its first application only. So
-    # another one with all pages is inserted before the existing one (which still serves its current viewers).
+    # The pages of an application are fixed at its creation, and Dask lists only the plots of its first application.
+    # Therefore a new application with all pages is inserted before the existing one, which still serves its viewers.
     theirs = dict(dask_dashboard.applications)
     variables = dask_dashboard.template_variables(scheduler)
     variables["pages"].insert(variables["pages"].index("info") if "info" in variables["pages"] else 0, _ENTRY)
@@ -134,7 +134,7 @@ def serve(scheduler: Any, board: Board) -> bool:
             scheduler.http_application, scheduler.http_server, scheduler, prefix=dashboards[0].prefix
         )
     finally:
-        # Other schedulers of this process have separate boards.
+        # Other schedulers of this process have boards of their own.
         dask_dashboard.applications.clear()
         dask_dashboard.applications.update(theirs)
     applications = scheduler.http_application.applications

@@ -1,4 +1,4 @@
-"""Base of the page's panels: each draws one study from the board, and all show the same moment."""
+"""The base class of the page's panels, each of which draws one study, and the screen that draws them together."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Sizing = Literal["stretch_both", "stretch_width"]
 # Okabe and Ito's colours, as in the report.
 BEST, GOOD, OTHER, FAILED, SPENT, SAVED = "#E69F00", "#0072B2", "#7FB3D9", "#D55E00", "#0072B2", "#009E73"
 MIDDLE = "#888888"
-"""For lines and grids: seen on white and on black."""
+"""The colour of lines and grids: visible on white and on black."""
 
 _SHARE = 0.05
-"""Maximum share of the scheduler's time: a page that is slow to draw is redrawn less often, so that nineteen of twenty
-messages are not delayed."""
+"""Maximum share of the scheduler's time for a page. A page that is slow to draw is drawn less often."""
 
 
 class Panel(ABC):
-    """A part of the page. ``root`` is what is laid out; :attr:`figures` are those that follow the browser's colours."""
+    """A part of the page. ``root``: its Bokeh model; ``figures``: figures that follow the browser's light or dark
+    colours."""
 
     root: Any
 
@@ -44,7 +44,7 @@ class Panel(ABC):
         self.make(doc)
 
     def show(self, shown: Shown | None, now: float) -> None:
-        """Draw a study as it is ``now``, if something has changed."""
+        """Draw a study as it is at the time ``now``, if something has changed."""
         version = self.version(shown, now)
         if version != self._drawn:
             self.draw(shown, now)
@@ -91,7 +91,7 @@ class Panel(ABC):
 
 
 class Screen:
-    """The panels of one document, drawn together: those of one frame never disagree."""
+    """The panels of one document. They are drawn together, and so always show the same moment."""
 
     def __init__(self, board: Board, panels: Sequence[Panel], choose: Choose) -> None:
         self._board = board
@@ -100,7 +100,7 @@ class Screen:
         self._due = 0.0
 
     def update(self) -> None:
-        """Draw all panels, if this is within the page's share of the time."""
+        """Draw all panels, if the page has not used up its share of the scheduler's time."""
         self._board.drawn = time.monotonic()
         if time.perf_counter() >= self._due:
             self.draw()
@@ -144,8 +144,7 @@ paint()
 
 
 def nice(value: float) -> float:
-    """Return the least of 1, 2, 5, 10, ... times a power of ten that is not below a positive value, so that an axis
-    that ends there seldom changes."""
+    """Round a positive value up to 1, 2, 5 or 10 times a power of ten. An axis that ends there seldom changes."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
@@ -153,7 +152,7 @@ def nice(value: float) -> float:
 
 
 def around(low: float, high: float) -> tuple[float, float]:
-    """Return round bounds of an axis that shows ``low`` to ``high``; 0 to 1 for what is a share."""
+    """Return round bounds of an axis that shows ``low`` to ``high``; 0 to 1 if the values look like shares."""
     if low >= 0 and 0.1 < high <= 1:
         return 0.0, 1.02
     step = nice((high - low) or abs(high) or 1.0) / 5

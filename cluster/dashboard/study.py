@@ -18,7 +18,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Changes(Generic[Key]):
-    """The keys that were marked, in the order in which each was marked last."""
+    """The keys that were marked, in the order of their last mark."""
 
     def __init__(self) -> None:
         self._last: dict[Key, int] = {}
@@ -31,7 +31,7 @@ class Changes(Generic[Key]):
         self._last[key] = self.position
 
     def since(self, position: int) -> list[Key]:
-        """Return the keys marked after a position, those marked first first. O(size of the result)."""
+        """Return the keys marked after a position, in order. O(size of the result)."""
         found = []
         for key in reversed(self._last):
             if self._last[key] <= position:
@@ -41,18 +41,18 @@ class Changes(Generic[Key]):
 
 
 PieceState = Literal["waiting", "ready", "running", "done", "reused", "failed"]
-"""The state of a piece of a branch."""
+"""The state of a piece of a branch; ``reused``: another study requested it first."""
 
 STATES: tuple[PieceState, ...] = get_args(PieceState)
 
 Activity = Literal["train", "evaluate", "load", "save", "wasted"]
-"""What workers spend their time on; ``wasted``: training that was discarded, regardless of its purpose."""
+"""An activity of workers; ``wasted``: training whose results were discarded."""
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 
 _RESULTS = 3000
-"""Number of latest results drawn as dots."""
+"""Maximum number of results drawn as dots, the latest ones."""
 _HISTORY = 800
-"""Maximum number of points of a curve over time; beyond it, every second one is dropped."""
+"""Maximum number of points of a curve over time. If there are more, every second point is dropped."""
 
 
 _Rank = tuple[bool, float, int, TrialId]
@@ -83,11 +83,11 @@ class Result:
 
 
 class History:
-    """Points over time, of which every second one is dropped when there are too many."""
+    """Points over time. When there are too many, every second point is dropped."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[float, ...]] = []
-        self._last: list[tuple[float, ...]] = []  # the latest, if it is not among those kept
+        self._last: list[tuple[float, ...]] = []  # the latest point, if it is not in _kept
         self._every = 1
         self._seen = 0
 
@@ -120,16 +120,16 @@ class StudyView:
         self.branches: dict[NodeId, StudyBranch] = {}  # parents before children
         self.rungs: dict[int, Rung] = {}
         self.infeasible: set[TrialId] = set()  # completed trials that do not satisfy the study's constraints
-        self.standing: dict[TrialId, Result] = {}  # the farthest finite result of each trial
-        self._ranking: list[_Rank] = []  # of the standing results, the best first
+        self.standing: dict[TrialId, Result] = {}  # the finite result of each trial at its last step
+        self._ranking: list[_Rank] = []  # of the results in standing, the best first
         self.results: deque[Result] = deque(maxlen=_RESULTS)
-        self.reported = 0  # results so far
-        self.extent: tuple[float, float] | None = None  # the lowest and the highest of them that can be drawn
-        self.began = started.at  # the first call
-        self.history = History()  # (seconds since then, worker-seconds of the trials alone, worker-seconds spent)
+        self.reported = 0  # number of results so far
+        self.extent: tuple[float, float] | None = None  # the lowest and the highest result that can be drawn
+        self.began = started.at  # when the first call started
+        self.history = History()  # (seconds since then, worker-seconds without sharing, busy worker-seconds)
         self.history.add(0.0, 0.0, 0.0)
         self.chains_lost: Counter[str] = Counter()  # by outcome
-        self.longest = started.steps  # of a trial
+        self.longest = started.steps  # maximum number of steps of a trial
         self.branch_changes: Changes[NodeId] = Changes()
         self.trial_changes: Changes[TrialId] = Changes()
         self._latest = 0.0
@@ -150,7 +150,7 @@ class StudyView:
         self._ranking = sorted(map(self._rank, self.standing.values()))
 
     def withdraw(self, trial: TrialId) -> None:
-        """Remove a trial from the ranking, before its end or its farthest result changes."""
+        """Remove a trial from the ranking, before its end or its last result changes."""
         result = self.standing.get(trial)
         if result is not None:
             del self._ranking[bisect_left(self._ranking, self._rank(result))]
@@ -162,7 +162,11 @@ class StudyView:
         self.trial_changes.mark(trial)
 
     def request(self, trial: PlannedTrial, before: int, step: int) -> list[StudyBranch]:
-        """Record that ``step`` of a trial is requested; before, the farthest was ``before``. Return new branches."""
+        """Record that ``step`` of a trial is requested, and return the new branches.
+
+        Args:
+            before: the last step requested of the trial until now.
+        """
         self.rungs.setdefault(step, Rung()).requested += 1
         self.trial_changes.mark(trial.id)
         return extend(self.branches, trial, before, step, lambda node: StudyBranch(node, node.start, study=self))
@@ -189,12 +193,18 @@ class StudyView:
         rung.best = value if better else rung.best
 
     def mark(self, at: float, alone_seconds: float) -> None:
-        """Add a point to the history after something was reached or lost."""
-        self._latest = max(self._latest, at - self.began)  # reports of several workers come out of order
+        """Add a point to the history, after a state was reached or a chain was lost.
+
+        Args:
+            at: the time.
+            alone_seconds: worker-seconds of the results so far without sharing.
+        """
+        self._latest = max(self._latest, at - self.began)  # reports of several workers are not in order
         self.history.add(self._latest, alone_seconds, self.totals.worker_seconds)
 
     def best(self, count: int) -> list[Result]:
-        """Return the best standing results, the best first; as in Optuna, completed and feasible trials come first."""
+        """Return the last results of the best trials, the best first. As in Optuna, completed feasible trials precede
+        all others."""
         return [self.standing[trial] for _, _, _, trial in self._ranking[:count]]
 
     def _rank(self, result: Result) -> _Rank:
@@ -204,7 +214,7 @@ class StudyView:
 
 
 def curve(trial: PlannedTrial, metric: str, stop: int) -> list[tuple[int, float]]:
-    """Return the known values of a trial's metric up to ``stop``, by step, including those evaluated for other
+    """Return the known values of a trial's metric by step, up to ``stop``, including values evaluated for other
     trials."""
     known = ((state.step, state.metrics or {}) for state in trial.states() if state.step <= stop)
     found = ((step, metrics.get(metric, math.nan)) for step, metrics in known)

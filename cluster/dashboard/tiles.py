@@ -12,9 +12,9 @@ from hpstage.cluster.dashboard.feed import failures_on
 from hpstage.errors.text import clean, count_of, duration, rate, shortened, time_left
 from hpstage.report.names import plain
 
-_FAILURES = 3  # shown; others are counted
-_SUMMARY = 160
-_PARAMETERS = 160  # characters
+_FAILURES = 3  # maximum number of failures shown; others are counted
+_SUMMARY = 160  # maximum number of characters of an exception
+_PARAMETERS = 160  # maximum number of characters of all parameters
 _GRID = (
     "display: grid; gap: 8px; margin-bottom: 6px; grid-auto-flow: dense; "
     "grid-template-columns: repeat(auto-fit, minmax(150px, 1fr))"
@@ -25,7 +25,7 @@ _WIDE = "; grid-column: span 2"
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A figure, what it is of, and the figures that it rests on."""
+    """A figure with its title and details."""
 
     title: str
     figure: str
@@ -35,7 +35,7 @@ class Tile:
 
 
 def tiles(shown: Shown, seconds_left: float | None = None) -> list[Tile]:
-    """Return the tiles of a study, without figures that are not known yet."""
+    """Return the tiles of a study whose figures are known."""
     found = [_finished(shown), _best(shown), _speedup(shown), _time(shown, seconds_left), _workers(shown)]
     return [tile for tile in found if tile is not None]
 
@@ -100,11 +100,11 @@ def _workers(shown: Shown) -> Tile:
 
 
 def standing(shown: Shown) -> list[str]:
-    """Return the line below the tiles: the study's name, whether it runs, its algorithm, what it has skipped of frozen
-    layers, and audits."""
+    """Return the parts of the line below the tiles: the study's name, its state, its algorithm, the skipped work of
+    frozen layers, and audits."""
     study, view = shown.study, shown.view
     if view.problem:
-        state = "cannot be followed any more: " + view.problem
+        state = "cannot be shown any more: " + view.problem
     elif study.ended:
         state = "ended"
     else:

@@ -1,4 +1,4 @@
-"""The panels that are text: the study that is shown, its tiles, what has failed; and the tree."""
+"""The panels that are text: the choice of a study, its tiles, its failures; and the panel of the stage tree."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hpstage.report.tree.figure import DARK_INPUTS, TreeFigure
 from hpstage.report.tree.rows import HEIGHT
 
 LATEST = ""
-"""The choice that follows the latest started study."""
+"""The choice that always shows the latest study."""
 
 _MOST_CHOICES = 50
 _ROWS_SECONDS = 0.006
-"""Seconds of the scheduler's that the tree's rows may take at a time: what is left comes with the next frame."""
+"""Maximum seconds of the scheduler's time to send rows of the tree at once. The rows left are sent later."""
 _ADDRESS = """
 const name = (key) => key.split(" ").slice(1).join(" ")
 const same = cb_obj.options.filter(([key]) => key && name(key) == name(cb_obj.value)).length
@@ -34,10 +34,10 @@ history.replaceState(null, "", address)
 
 
 class Chooser(Panel):
-    """A list of all studies, from which the displayed one is chosen; the page's address follows."""
+    """A list from which the user chooses the study to show. The page's URL is updated."""
 
     name: str | None = None
-    """The study that the address names, until another one is chosen."""
+    """The study that the URL names, until the user chooses another one."""
 
     def make(self, doc: Document) -> None:
         self.root = Select(
@@ -63,7 +63,7 @@ class Chooser(Panel):
 
 
 class Summary(Panel):
-    """The tiles of the study: what it saves, and where it stands."""
+    """The tiles of the study: its progress and its savings."""
 
     def make(self, doc: Document) -> None:
         self.root = Div(
@@ -73,7 +73,7 @@ class Summary(Panel):
         )  # fmt: skip
 
     def version(self, shown: Shown | None, now: float) -> object:
-        # It counts down between two reports.
+        # The time left counts down between two reports.
         return now if shown is not None and shown.is_driven else super().version(shown, now)
 
     def draw(self, shown: Shown | None, now: float) -> None:
@@ -84,7 +84,7 @@ class Summary(Panel):
 
 
 class Failures(Panel):
-    """Failures of the study; hidden as long as there are none."""
+    """The failures of the study; hidden if there are none."""
 
     def make(self, doc: Document) -> None:
         self.root = Div(

@@ -15,7 +15,7 @@ _MOST_TEXT = 160
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The position of a running chain: the estimated ``step`` on a ``node``, and the share ``done`` of its path."""
+    """The estimated position of a running chain: ``step`` of ``node``, and the share ``done`` of its steps."""
 
     node: Node
     step: int
@@ -24,7 +24,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A running chain: its estimated ``step``, and the share ``done`` of its path to ``stop``."""
+    """A running chain: its estimated ``step``, its last step ``stop``, and the share ``done`` of its steps."""
 
     study: str
     step: int
@@ -54,10 +54,10 @@ def _work(view: PlanView, chain: OpenChain, now: float) -> Work:
 
 
 def place_of(view: PlanView, chain: OpenChain, now: float) -> Place | None:
-    """Return where a chain is; ``None`` if it has passed all its spans.
+    """Return the estimated position of a chain; ``None`` if it has trained all its spans.
 
-    A chain reports only at boundaries, which may be a minute apart. In between it is assumed to progress at its node's
-    previous speed, at most up to the end of the current node.
+    A chain reports only at boundaries, which may be a minute apart. Between them, it is assumed to progress at the
+    node's measured speed, at most to the end of its current span.
     """
     ahead = list(chain.ahead())[::-1]
     if not ahead:
@@ -75,7 +75,7 @@ def place_of(view: PlanView, chain: OpenChain, now: float) -> Place | None:
 
 
 def values_text(node: Node, step: int) -> str:
-    """Return the hyperparameters at training step ``step`` as text; those changed by the node come first."""
+    """Return the hyperparameters at ``step`` as text. Those that differ from the parent's come first."""
     values = node.hyperparameters(step)
     before = {} if node.parent is None or not node.start else node.parent.hyperparameters(node.start - 1)
     names = sorted(values, key=lambda name: (name in before and before[name] == values[name], name))

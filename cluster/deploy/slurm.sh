@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# A search on Slurm: Redis, scheduler and driver on the job's first node, workers on all of its nodes.
+# A search on Slurm: Redis, scheduler and driver on the first node of the job, workers on all its nodes.
 #
-#   sbatch slurm.sh python search.py                            # after the lines below were fitted to your cluster
+#   sbatch slurm.sh python search.py                            # after you have adapted the #SBATCH lines
 #   sbatch --nodes=4 --gpus-per-node=8 slurm.sh python search.py
 #
-# Needs `hpstage` (with its extra "tls") and `redis-server` on the PATH of all nodes (activate an environment before
-# sbatch), and a folder that all nodes share: HPSTAGE_FOLDER, by default "hpstage" where the job was submitted. What was
-# reached stays there: the same line resumes the search after the time is up.
+# It needs `hpstage` (with its extra "tls") and `redis-server` on the PATH of all nodes (activate an environment before
+# sbatch), and a folder that all nodes share: HPSTAGE_FOLDER, by default "hpstage" in the folder of sbatch. All progress
+# is stored there: after the time limit, submit the same line again to resume the search.
 #
-# search.py takes all it needs from its environment:
+# search.py reads its settings from environment variables:
 #   hpstage.optimize(study, ..., executor=distributed.Client(), store=os.environ["HPSTAGE_STORE"],
 #                    checkpoints=os.environ["HPSTAGE_CHECKPOINTS"])
 #
@@ -28,20 +28,20 @@ if [[ $# == 0 || -z ${SLURM_JOB_ID:-} ]]; then
 fi
 folder=${HPSTAGE_FOLDER:-$SLURM_SUBMIT_DIR/hpstage}
 mkdir -p "$folder/redis" "$folder/checkpoints"
-# Two servers on one log would ruin it. The lock lasts as long as the last process that was started below.
+# Two Redis servers would corrupt the log. The lock is held until the last process started below has ended.
 exec 9> "$folder/lock"
 if ! flock --nonblock 9; then
-    echo "another job works in $folder" >&2
+    echo "another job uses $folder; wait for its end, or set HPSTAGE_FOLDER to another folder" >&2
     exit 1
 fi
-# Sockets do not work on every shared disk; this one is open to nobody else.
+# Sockets do not work on every shared disk. This folder is local, and closed to other accounts.
 local=$(mktemp -d)
 scheduler_file=$folder/scheduler-$SLURM_JOB_ID.json
 rm -f "$scheduler_file"
 
 tls='' redis='' scheduler='' workers='' driver=''
 end() {
-    # In this order, and each to its end: those that come later are still needed by those before.
+    # In this order, waiting for each: every process needs those after it.
     for process in "$driver" "$workers" "$scheduler" "$redis"; do
         if [[ -n $process ]]; then
             kill "$process" 2> /dev/null || true
@@ -53,11 +53,11 @@ end() {
 trap end EXIT
 trap 'exit 143' TERM INT
 
-# await PROCESS FILE: until the process has made the file.
+# await PROCESS FILE: wait until the process has created the file.
 await() {
     until [[ -e $2 ]]; do
         if ! kill -0 "$1" 2> /dev/null; then
-            echo "$2 did not come: see the messages above" >&2
+            echo "the process that creates $2 has ended; see the messages above" >&2
             exit 1
         fi
         sleep 0.2
@@ -67,7 +67,7 @@ await() {
 redis-server --port 0 --unixsocket "$local/redis" --unixsocketperm 700 --dir "$folder/redis" \
     --appendonly yes --appendfsync always --save '' &
 redis=$!
-# Whoever has an account on these nodes could otherwise run code by way of the scheduler. The variables reach all nodes.
+# Without TLS, anybody with an account on these nodes could run code through the scheduler. srun passes the variables on.
 tls=$folder/tls-$SLURM_JOB_ID
 variables=$(hpstage certificates "$tls")
 eval "$variables"

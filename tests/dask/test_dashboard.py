@@ -384,7 +384,7 @@ def test_a_plan_that_cannot_be_read_is_given_up_and_others_are_not() -> None:
     records = journal.read()
     assert board.offer("other", 0, [*records[:30], b'{"type": "OfTomorrow"}']) == NO_MORE
     assert board.offer("other", 0, records) == NO_MORE
-    assert "cannot be followed" in summary_html(next(found for found in board.studies() if found.view.problem))
+    assert "cannot be shown" in summary_html(next(found for found in board.studies() if found.view.problem))
     assert board.offer("plan", len(records), []) == len(records)
 
 

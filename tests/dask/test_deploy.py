@@ -382,7 +382,7 @@ def test_a_slurm_job_searches_cleans_up_and_resumes_when_submitted_again(redis_p
 
     second = submit(tmp_path / "second.log", "true")
     assert second.wait(timeout=120) == 1
-    assert "another job works in" in (tmp_path / "second.log").read_text()
+    assert "another job uses" in (tmp_path / "second.log").read_text()
 
     first.send_signal(signal.SIGTERM)  # its time is nearly up
     assert first.wait(timeout=40) == 143
