@@ -1,4 +1,4 @@
-"""Execution on a Dask cluster: trains chains on its workers.
+"""Execution on a Dask cluster, whose workers train chains.
 
 Importing this package is cheap, for commands that only start other processes.
 """

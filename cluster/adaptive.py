@@ -1,8 +1,8 @@
-"""Adaptive scaling: Dask's scheduler reports how many workers searches can use.
+"""Adaptive scaling: Dask's scheduler answers with the number of workers that searches can use.
 
-``cluster.adapt()`` requests that number over its connection. The autoscaler of Dask's Kubernetes operator sends ``GET
-/api/v1/adaptive_target``, or else uses a connection, too. By default, the scheduler would count the tasks that wait for
-a worker. The tasks of a search never wait: each is pinned to an idle worker. The scheduler decides which workers leave:
+``cluster.adapt()`` requests this number over its connection. The autoscaler of Dask's Kubernetes operator requests it
+by ``GET /api/v1/adaptive_target``, or also over a connection. Dask's own answer is based on the tasks that wait for a
+worker, but tasks of a search never wait: each is pinned to an idle worker. The scheduler decides which workers leave,
 those without a task first.
 """
 
@@ -24,15 +24,14 @@ _TOPIC = "hpstage-demand"
 _INTERVAL = 1.0
 """Seconds between two computations of the demand. Dask reads the scheduler's answer at the same interval."""
 _SHARE = 0.02
-"""Maximum share of the driver's time spent on the demand: with thousands of trials, it is computed by simulating all of
-them to their end."""
+"""Maximum share of the driver's time for computing the demand, by simulating all trials to their end."""
 _LONGEST = 600.0
 """A worker that joins later than this many seconds after a request does not count as the requested one."""
 
 
 class AdaptiveTarget(SchedulerPlugin):  # type: ignore[misc]
-    """Scheduler plugin: answers adaptive scaling with the number of workers that searches can use, or with Dask's own
-    estimate for all tasks if that is more.
+    """A scheduler plugin that answers adaptive scaling with the number of workers that searches can use, or with Dask's
+    own estimate for all tasks if that is larger.
 
     The plugin remains installed, but answers only while a search is connected.
     """
@@ -60,7 +59,7 @@ class AdaptiveTarget(SchedulerPlugin):  # type: ignore[misc]
         self._scheduler.handlers["adaptive_target"] = target
 
     def _target(self, target_duration: Any = None) -> int:
-        # The scheduler counts the workers with tasks, of searches too, but none that is to come for a search.
+        # Dask's estimate includes workers with tasks of searches, but no further workers that searches could use.
         return int(max(self._own(target_duration), sum(self._demands.values())))
 
 
@@ -79,18 +78,18 @@ class DemandFeed:
 
     @property
     def start_seconds(self) -> float:
-        """The shortest time that a requested worker has taken so far; before the first request, the setup time of those
-        present."""
+        """Seconds until a requested worker can train: the minimum so far; before the first request, the time until the
+        first worker could train."""
         return min(self._took) if self._took else self._first or 0.0
 
     def connect(self, client: Client) -> None:
-        """Connect, and request at least one worker, so that a cluster without workers starts one."""
+        """Connect, and request at least one worker: a cluster without workers then starts one."""
         self._client = client
         self._connected = time.monotonic()
         try:
             client.register_plugin(AdaptiveTarget())
         except ImportError:
-            logger.debug("the scheduler cannot import hpstage, and answers adaptive scaling itself", exc_info=True)
+            logger.debug("The scheduler cannot import hpstage; Dask answers adaptive scaling.", exc_info=True)
             self._client = None
             return
         self._reported = 0
@@ -110,11 +109,10 @@ class DemandFeed:
             self._requested = None
 
     def look(self, now: float) -> None:
-        """Report the demand at ``now``, on the executor's clock, to the scheduler.
+        """Report the demand at ``now``, a time on the executor's clock, to the scheduler.
 
-        The demand is reported at most once a second, and less often if it takes long to compute. It is never reported
-        to a cluster in this process that does not adapt. It is reported even if it is unchanged, since an earlier
-        report may have been lost.
+        The demand is reported at most once a second, and less often if computing it takes long; not to a cluster in
+        this process that does not adapt. An unchanged demand is reported too: an earlier report may have been lost.
         """
         if self._demand is None or self._client is None or time.monotonic() < self._next:
             return
@@ -139,4 +137,4 @@ async def _send(scheduler: Any, message: dict[str, Any]) -> None:
     try:
         await scheduler.log_event(topic=_TOPIC, msg=message)
     except OSError:
-        logger.debug("the scheduler did not receive how many workers could be used", exc_info=True)
+        logger.debug("The scheduler did not receive the number of workers that the search can use.", exc_info=True)

@@ -36,8 +36,9 @@ def environment_of(
     for description in descriptions:
         if (description.host, description.pid) in places:
             raise ClusterError(
-                "workers share a process with each other or with this one; random numbers and devices belong to a "
-                "process, so start each worker as one: LocalCluster(processes=True), or hpstage.cluster.local_cluster()"
+                "workers share a process with each other or with this one, but need random numbers and a device of "
+                "their own. Start each worker as a process: LocalCluster(processes=True), or "
+                "hpstage.cluster.local_cluster()"
             )
         places.add((description.host, description.pid))
     if gpus is not None:
@@ -56,9 +57,9 @@ def environment_of(
     differing = _differences(descriptions)
     if differing:
         raise ClusterError(
-            f"workers differ in {differing}; they would not train to the same bits. {_computed(descriptions)}Start "
+            f"workers differ in {differing}, so they would compute different bits. {_computed(descriptions)}Start "
             f"workers of one kind, with the same packages, files and data. If only their devices differ, "
-            f"environment='NAME' selects those with NAME in the device, and environment='any' trains on all, "
+            f"environment='NAME' selects workers with NAME in their device, and environment='any' trains on all, "
             f"although their bits differ"
         )
     first = next(iter(descriptions))
@@ -66,15 +67,16 @@ def environment_of(
     drifted = drifts(loaded or {}, environment.loaded)
     if drifted:
         warning = (
-            f"{', '.join(drifted[:_NAMED])}: computed by your modules to other values on {first.worker} than in this "
-            f"process. What the workers have counts. If you have edited such a file, restart whoever imported it before"
+            f"your modules compute other values of {', '.join(drifted[:_NAMED])} on {first.worker} than in this "
+            f"process. Training uses the workers' values. If you have edited such a file, restart the process that "
+            f"imported it before the edit"
         )
         environment = replace(environment, warnings=[*environment.warnings, warning])
     return environment
 
 
 def seen(description: Description, devices: Devices) -> Description:
-    """Return a description whose environment is the one that is valid on these devices."""
+    """Return the description with its environment as seen by a search on these devices."""
     environment = description.environment
     if environment is None:
         return description
@@ -82,7 +84,8 @@ def seen(description: Description, devices: Devices) -> Description:
 
 
 def other_device(description: Description, devices: Devices) -> str | None:
-    """Return why a worker's device is not among these; ``None`` if it is, or the worker has a problem of its own."""
+    """Return why a search on these devices does not use the worker's device; ``None`` if it does, or if the worker has
+    another problem."""
     return None if description.environment is None else devices.excludes(description.environment.described)
 
 
@@ -92,14 +95,14 @@ def explain(description: Description) -> str:
     assert problem is not None
     if problem.kind == "import":
         return (
-            f"worker {description.worker} cannot import what the trainable needs ({problem.summary}); install it "
-            f"there, or put the module on the workers' PYTHONPATH (client.upload_file sends a single file)"
+            f"worker {description.worker} cannot import a module that the trainable needs ({problem.summary}); install "
+            f"it there, or put it on the workers' PYTHONPATH (client.upload_file sends a single file)"
             f"\n\n{problem.traceback}"
         )
     if problem.kind == "killed":
         return (
-            f"the trainable cannot be set up on worker {description.worker}: {problem.summary}; see how much memory it "
-            f"needs and its host has, and run the same command again"
+            f"the trainable cannot be set up on worker {description.worker}: {problem.summary}; check whether its host "
+            f"has enough memory, and run the same command again"
         )
     text = f"the trainable cannot be set up on worker {description.worker}: {problem.summary}\n\n{problem.traceback}"
     return text.rstrip()
@@ -124,7 +127,7 @@ def refusal(
 
 
 def _shared_device(descriptions: Collection[Description]) -> str | None:
-    """Describe a device on which two workers would train, with a remedy."""
+    """Return a text about a device on which two workers would train, with a remedy; ``None`` if there is none."""
     users: dict[tuple[str, str], str] = {}
     for description in descriptions:
         for device in description.devices:
@@ -140,7 +143,8 @@ def _shared_device(descriptions: Collection[Description]) -> str | None:
 
 
 def _other_code(description: Description, loaded: Mapping[str, str] | None) -> str | None:
-    """Describe the code and packages of which a worker has other versions than this process, with a remedy."""
+    """Return a text about code and packages in which a worker differs from this process, with a remedy; ``None`` if
+    there is no difference."""
     if loaded is None:
         return None
     differing = differences(loaded, _environment(description).loaded)
@@ -148,23 +152,23 @@ def _other_code(description: Description, loaded: Mapping[str, str] | None) -> s
         return None
     more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
     return (
-        f"worker {description.worker} would train with other code than this process knows: "
-        f"{', '.join(differing[:_NAMED])}{more}. Install the same versions of packages; give the workers the files as "
-        f"they are now (client.upload_file, or their PYTHONPATH), and restart whoever imported them before they were "
-        f"edited: the workers (client.restart()), or this process (a notebook's kernel)"
+        f"worker {description.worker} has other code than this process: {', '.join(differing[:_NAMED])}{more}. Install "
+        f"the same versions of packages, and give the workers the current files (client.upload_file, or their "
+        f"PYTHONPATH). If files were edited after they were imported, restart the workers (client.restart()) or this "
+        f"process (a notebook's kernel)"
     )
 
 
 def _computed(descriptions: Collection[Description]) -> str:
-    """Describe the values that importing has computed differently on each worker, with a remedy."""
+    """Return a text about values that importing computes differently on each worker, with a remedy; ``""`` if none."""
     first, *others = (_environment(description).loaded for description in descriptions)
     names = sorted({name for other in others for name in drifts(first, other)})
     if not names:
         return ""
     return (
-        f"Importing your modules computes {', '.join(names[:_NAMED])} again in each process, to another value (a time, "
-        f"a random number): compute it where training begins, or if training does not depend on it, name it in "
-        f"`stateless`. "
+        f"Importing your modules computes another value of {', '.join(names[:_NAMED])} in each process (a time, or a "
+        f"random number). Compute it when training begins, or name it in `stateless` if training does not depend on "
+        f"it. "
     )
 
 

@@ -1,4 +1,4 @@
-"""Audits on a worker: a fresh training process, which is killed as soon as anything is to be trained there."""
+"""Audits on a worker, in a fresh training process that is killed as soon as the worker is needed for training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _running: WeakKeyDictionary[Worker, set[Auditing]] = WeakKeyDictionary()
 
 
 async def make_way(worker: Worker) -> None:
-    """End all audits on a worker, since it is about to train; return once their processes have ended."""
+    """End all audits on a worker that is about to train; return once their processes have ended."""
     for auditing in list(_running.get(worker, ())):
         await auditing.end()
 
@@ -82,7 +82,7 @@ class Auditing:
                 await trainer.ended()
             self._task = None
             _running[self._worker].discard(self)
-        if self._ending and ended.outcome == "failed":  # what it found before it was ended counts
+        if self._ending and ended.outcome == "failed":  # an outcome found before the end is kept
             ended = replace(ended, outcome="stopped", message="")
         seconds = time.monotonic() - began
         self._report(replace(ended, worker=WorkerId(self._worker.address), at=time.time(), seconds=seconds))
@@ -97,7 +97,7 @@ class Auditing:
         if loaded.problem is not None:
             return _failed(order.audit, loaded.problem.summary)
         if loaded.environment != self._described():
-            return _failed(order.audit, "a new process does not load what the worker has loaded: files were edited")
+            return _failed(order.audit, "a new process loads other code or data than the worker has: files were edited")
         trainer.send(Retrain(order.audit.segment, order.checkpoints))
         return _outcome(order.audit, await trainer.answer(decode_retrained))
 
@@ -111,7 +111,7 @@ def _failed(audit: Audit, message: str) -> AuditEnded:
 
 def _outcome(audit: Audit, found: Retrained) -> AuditEnded:
     if found.problem is not None:
-        # A state that is gone, such as one that has been evicted since, proves nothing.
+        # A missing state, such as one that was evicted in the time since, is no failure.
         gone = found.problem.kind == "unreadable"
         ended = _failed(audit, found.problem.text)
         return replace(ended, outcome="stopped") if gone else ended

@@ -1,4 +1,4 @@
-"""The commands ``hpstage scheduler`` and ``hpstage worker``: those of Dask, configured for training and supervised."""
+"""The commands ``hpstage scheduler`` and ``hpstage worker``: Dask's commands, configured for training."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _PAGE = "hpstage.cluster.dashboard"
 _REASONS = 3
 """Maximum number of reasons for a missing scheduler that are printed: on a busy host, the first may be a timeout."""
 _OWN = ("127.0.0.1", "::1", "localhost")
-"""Hosts that only accounts of this machine can reach."""
+"""Addresses that only accounts of this machine can reach."""
 _LOOK = 1.0
 """Seconds between two attempts to reach a scheduler."""
 _TRYING = 3.0
-"""Maximum seconds of an attempt. An attempt takes all of them if nothing listens there."""
+"""Maximum seconds of an attempt. If nothing listens at the address, an attempt takes this long."""
 
 
 def scheduler(
@@ -38,9 +38,9 @@ def scheduler(
 ) -> None:
     """Run a Dask scheduler for training.
 
-    This is `dask scheduler`, with all its options, but detects frozen workers after 60 s. Among them: --host HOST,
-    --interface NAME, --scheduler-file FILE, --dashboard-address HOST:PORT, --preload MODULE, and of TLS --tls-ca-file,
-    --tls-cert and --tls-key.
+    This is `dask scheduler` with the hpstage page and metrics; it detects frozen workers after 60 s. It takes all
+    options of `dask scheduler`, such as --host HOST, --interface NAME, --scheduler-file FILE, --dashboard-address
+    HOST:PORT, --preload MODULE, and for TLS --tls-ca-file, --tls-cert and --tls-key.
 
     \b
     hpstage scheduler
@@ -56,7 +56,7 @@ def scheduler(
 
     words = [*(() if port is None else ("--port", str(port))), *context.args]
     modules = [_PAGE]
-    if not any(word.partition("=")[0] == "--preload" for word in words):  # which replace those of the configuration
+    if not any(word.partition("=")[0] == "--preload" for word in words):  # --preload replaces the configured modules
         configured = dask.config.get("distributed.scheduler.preload")
         modules = [*([configured] if isinstance(configured, str) else configured), _PAGE]
     for module in modules:
@@ -65,7 +65,9 @@ def scheduler(
     _check_host(parsed["host"])
     encrypted = parsed["tls_ca_file"] is not None or Security().require_encryption
     if not encrypted and parsed["host"] not in _OWN:
-        _log("no TLS: whoever reaches this scheduler can run code on its workers; see hpstage certificates --help")
+        _log(
+            "no TLS: anybody who can reach this scheduler can run code on its workers; see hpstage certificates --help"
+        )
     sys.stderr.flush()
     command = [sys.executable, "-m", "distributed.cli.dask_scheduler", *words]
     os.execve(sys.executable, command, scheduler_environment())
@@ -74,24 +76,27 @@ def scheduler(
 def worker(
     context: typer.Context,
     nworkers: Annotated[
-        int | None, typer.Option(min=1, help="How many processes.  [default: one per GPU, else one per core]")
+        int | None, typer.Option(min=1, help="Number of workers.  [default: one per GPU, else one per core]")
     ] = None,
-    gpus: Annotated[int | None, typer.Option(min=0, help="How many GPUs to use; 0 hides them.  [default: all]")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=0, help="Number of GPUs to use; 0 hides all GPUs.  [default: all]")
+    ] = None,
     workers_per_gpu: Annotated[
-        int | None, typer.Option(min=1, help="How many processes share each GPU, in place of --nworkers.")
+        int | None, typer.Option(min=1, help="Number of workers that share each GPU; replaces --nworkers.")
     ] = None,
     gpus_per_worker: Annotated[
-        int, typer.Option(min=1, help="How many GPUs each process sees, for a trainable with devices_per_stage.")
+        int, typer.Option(min=1, help="Number of GPUs that each worker sees, for a trainable with devices_per_stage.")
     ] = 1,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the worker; several are called NAME-0, NAME-1, ...")
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the worker; several workers are named NAME-0, NAME-1, ..."),
     ] = None,
 ) -> None:
     """Run this host's workers: a process per GPU, else per core.
 
-    They wait for the scheduler, and are restarted when they or the scheduler die. SIGTERM or Ctrl-C ends them
-    gracefully, a second one immediately. All further options are those of `dask worker`. Among them: --host HOST,
-    --interface NAME, --scheduler-file FILE, --local-directory FOLDER, --preload MODULE, and of TLS --tls-ca-file,
+    Workers wait for the scheduler, and are restarted when they or the scheduler die. SIGTERM or Ctrl-C ends them
+    gracefully, a second one immediately. All other options are passed to `dask worker`, such as --host HOST,
+    --interface NAME, --scheduler-file FILE, --local-directory FOLDER, --preload MODULE, and for TLS --tls-ca-file,
     --tls-cert and --tls-key.
 
     \b
@@ -136,7 +141,7 @@ def _check_host(host: str | None) -> None:
         return
     try:
         where = parse_address(host)[1]
-        if where.count(":") < 2 or "[" in where:  # no bare address of IPv6
+        if where.count(":") < 2 or "[" in where:  # not an IPv6 address without brackets
             where, _ = parse_host_port(where, 0)
         family, kind, protocol, _, address = socket.getaddrinfo(where, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as trying:
@@ -159,7 +164,9 @@ class _Place:
         self._file: str | None = options["scheduler_file"]
         address: str | None = options["scheduler"] or dask.config.get("scheduler-address", None)
         if self._file is None and address is None:
-            raise UsageError("which scheduler? Give its address, as in `hpstage worker tcp://host:8786`, or a file")
+            raise UsageError(
+                "SCHEDULER is missing; give its address, as in `hpstage worker tcp://host:8786`, or --scheduler-file"
+            )
         self._address = None if address is None else str(coerce_to_address(address))
         certificates = {
             "tls_ca_file": options["tls_ca_file"],
@@ -168,21 +175,21 @@ class _Place:
         }
         security = Security(**{name: file for name, file in certificates.items() if file is not None})
         if self._file is None and security.require_encryption and not str(self._address).startswith("tls://"):
-            raise UsageError(f"with certificates, give the address as tls://host:8786, not {self._address}")
+            raise UsageError(f"the address is {self._address}; with certificates, give it as tls://host:8786")
         self._connecting: dict[str, Any] = security.get_connection_args("worker")
 
     def __str__(self) -> str:
         return self._file or str(self._address)
 
     async def wait_for_scheduler(self) -> None:
-        """Wait until a connection can be made; print the first few distinct reasons why there is none yet.
+        """Wait until a connection can be made. Print the first few different reasons why it cannot.
 
-        A worker would also retry, but ten times a second, logging a line each time and never the reason.
+        A worker would retry by itself, but ten times a second, with a log line each time and without the reason.
         """
         logged: set[str] = set()
         while (problem := await self._problem()) is not None:
             if problem not in logged and len(logged) < _REASONS:
-                _log(f"no scheduler at {self} ({problem}); looking for it until it is there")
+                _log(f"no scheduler at {self} ({problem}); waiting for it")
                 logged.add(problem)
             await asyncio.sleep(_LOOK)
 
@@ -193,7 +200,7 @@ class _Place:
         if self._file is not None:
             try:
                 address = json.loads(Path(self._file).read_text())["address"]
-            except (OSError, ValueError) as error:  # ValueError: half written
+            except (OSError, ValueError) as error:  # ValueError: the file is not complete yet
                 return str(error)
         try:
             comm = await connect(address, timeout=_TRYING, **self._connecting)
@@ -206,19 +213,19 @@ class _Place:
 
 
 def _innermost(error: BaseException) -> str:
-    # Whether Dask sets a cause depends on when the other side hangs up; Tornado's own error is in ``real_error``.
+    # Whether Dask sets a cause depends on when the other side closes; Tornado's own error is in ``real_error``.
     while inner := error.__cause__ or getattr(error, "real_error", None) or error.__context__:
         error = inner
     refused = isinstance(error, ssl.SSLError)
     # A TimeoutError has no text.
-    return f"TLS fails, and the scheduler's log has the reason: {error}" if refused else str(error) or "no answer"
+    return f"TLS fails: {error}; the scheduler's log has the reason" if refused else str(error) or "no answer"
 
 
 def _parse(command: Any, words: Sequence[str]) -> dict[str, Any]:
     """Parse Dask's parameters with its own parser.
 
     Raises:
-        UsageError: it rejects an argument, or one is empty.
+        UsageError: the parser rejects an argument, or an argument is empty.
     """
     import click
 
@@ -233,7 +240,7 @@ def _parse(command: Any, words: Sequence[str]) -> dict[str, Any]:
         raise typer.Exit(done.exit_code) from None
     except click.ClickException as error:
         raise UsageError(f"`{' '.join(words)}`: {error.format_message()}") from None
-    except Exception as error:  # of a module that --preload names
+    except Exception as error:  # raised by a module of --preload
         raise UsageError(f"`{' '.join(words)}`: {type(error).__name__}: {error}") from error
     return parameters
 

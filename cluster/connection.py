@@ -16,23 +16,23 @@ from hpstage.errors import ClusterError
 from hpstage.plan.facts import Departure, WorkerId
 
 _ECHO = 60.0
-"""Seconds within which a scheduler must deliver an event that was sent for testing."""
+"""Maximum seconds for a scheduler to deliver a test event."""
 
 
 class Connection:
-    """A client that receives events about workers and a run's chains. It never reconnects.
+    """A Dask client that receives events about workers and about a run's chains. It never reconnects.
 
     Args:
         where: the scheduler's address, or the cluster.
         security: as for the cluster's other clients.
         topic: topic of the run's feed.
-        on_feed: called with each message of the feed; like ``on_left``, on Dask's loop.
-        present: returns the incarnation of a worker at this moment, empty if none is known.
-        on_left: called when a worker is gone, with the incarnation that it was.
-        timeout: seconds to wait for the scheduler; by default Dask's.
+        on_feed: called on Dask's loop with each message of the feed.
+        present: returns the current incarnation of a worker; ``""`` if the worker is unknown.
+        on_left: called on Dask's loop when a worker has left, with the reason and the worker's incarnation.
+        timeout: seconds to wait for the scheduler; by default Dask's timeout.
 
     Raises:
-        OSError: there is no scheduler.
+        OSError: no scheduler answers.
     """
 
     def __init__(
@@ -64,45 +64,46 @@ class Connection:
         return self.client.status == "running" and not self.client.scheduler_comm.closed()
 
     def listen(self) -> None:
-        """Subscribe to events about workers and chains; return once they are known to arrive.
+        """Subscribe to events about workers and chains; return once a test event has arrived.
 
         Raises:
-            OSError: the scheduler is gone.
-            ClusterError: it delivers no events.
+            OSError: the connection to the scheduler is lost.
+            ClusterError: the scheduler delivers no events.
         """
         self.client.subscribe_topic("all", self._on_cluster)
         self._all = True
         self.client.subscribe_topic(self._topic, self._on_topic)
-        echo = f"{self._topic}-echo"  # delivered no sooner than events of topics subscribed to before
+        echo = f"{self._topic}-echo"  # when its events arrive, so do those of topics subscribed to before
         self.client.subscribe_topic(echo, lambda _: self._received.set())
         deadline = time.monotonic() + _ECHO
         while not self._received.is_set():
             if not self.alive:
-                raise OSError(f"the scheduler at {self.client.scheduler.address} went away again")
+                raise OSError(f"the connection to the scheduler at {self.client.scheduler.address} was lost again")
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"the scheduler at {self.client.scheduler.address} delivers no events; is it overloaded?"
+                    f"the scheduler at {self.client.scheduler.address} delivers no events; check whether it is "
+                    f"overloaded, and run the same command again"
                 )
             self.client.log_event(echo, {})
             self._received.wait(0.01)
 
     def forget_the_dead(self, prefix: str) -> None:
-        """Remove plugins with this prefix whose drivers are gone, because they were killed.
+        """Remove plugins with this prefix whose drivers were killed.
 
-        They do no harm, except that each would be set up, with its trainable, on every new worker.
+        Otherwise each of them would be set up, with its trainable, on every new worker.
         """
         try:
             stale = self.client.run_on_scheduler(_ownerless, prefix)
         except ImportError:
-            return  # a scheduler without hpstage
+            return  # hpstage is not installed at the scheduler
         for name in stale:
-            with suppress(ValueError, KeyError):  # another driver was faster: at the scheduler, or at a worker
+            with suppress(ValueError, KeyError):  # another driver has removed it, at the scheduler or at a worker
                 self.client.unregister_worker_plugin(name)
 
     def close(self) -> None:
         """Close the connection; return when no more events are delivered."""
         if self._all and self.alive:
-            # Otherwise the scheduler would try to notify us of our own departure, and log that it cannot.
+            # Otherwise the scheduler would try to send this client the event of its own end, and log that it cannot.
             self.client.unsubscribe_topic("all")
         self.client.close()
 
@@ -110,7 +111,7 @@ class Connection:
 
     def _on_topic(self, event: tuple[float, dict[str, Any]]) -> None:
         _, message = event
-        # What a worker has sent before it was removed may come later. Its chains would wait for it for ever.
+        # A worker's message may arrive after its removal. A chain started on that worker would then wait forever.
         if message.get("worker") not in self._gone:
             self._on_feed(message)
 
@@ -122,27 +123,27 @@ class Connection:
             return
         worker = WorkerId(message["worker"])
         self._gone.add(worker)
-        incarnation = self._present(worker)  # another may join at this address before the scheduler has answered
+        incarnation = self._present(worker)  # read now: another worker may join at this address during the next call
         # Retired and scaled-down workers are expected to leave.
         orderly = message.get("expected", False) or await self._said_goodbye(worker)
         self._on_left(worker, "closed" if orderly else "died", incarnation)
 
     async def _said_goodbye(self, worker: WorkerId) -> bool:
-        """Whether a worker that is gone closed itself, as it does when it is restarted or receives a signal."""
+        """Return whether a removed worker had closed itself, as it does when it is restarted or receives a signal."""
         try:
             events = await self.client.scheduler.events(topic=worker)
         except OSError:
-            return False  # the scheduler is gone, and with it the connection
+            return False  # the scheduler is lost, and the connection with it
         for message in (message for _, message in reversed(events) if isinstance(message, dict)):
             if message.get("action") == "closing-worker":
-                # A worker that was silent for too long may respond again while it is being closed.
+                # The scheduler may have closed a worker that was silent for too long.
                 return not message.get("reason", "").startswith("check-worker-ttl")
             if message.get("action") == "add-worker":
-                break  # older events are those of another worker that had this address
+                break  # older events belong to another worker at this address
         return False
 
 
 def _ownerless(prefix: str, dask_scheduler: Scheduler) -> list[str]:
-    """Return the plugins without a client of the same name. Runs on the scheduler; a connection has its run's name."""
+    """Return the plugins whose run has no client any more. Runs on the scheduler. A client's name contains its run."""
     names = [name for name in dask_scheduler.worker_plugins if name.startswith(prefix)]
     return [name for name in names if not any(name in client for client in dask_scheduler.clients)]

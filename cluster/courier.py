@@ -1,4 +1,4 @@
-"""Sends orders to workers while their chains run."""
+"""Sending orders to workers while their chains run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ logger = logging.getLogger("hpstage")
 class Courier:
     """Sends each worker its orders in sequence, without blocking; delivery is not guaranteed.
 
-    Orders go through the scheduler, since not every driver can reach the workers, and do not wait for Dask's tasks:
-    they arrive after about 1.5 ms. Thread-safe.
+    Orders are sent through the scheduler, since some drivers cannot reach the workers. They do not wait for Dask tasks,
+    and arrive after about 1.5 ms. Thread-safe.
 
     Args:
         client: a connected client.
@@ -26,7 +26,7 @@ class Courier:
 
     def __init__(self, client: Client, channel: str) -> None:
         self._loop = client.loop
-        self._scheduler = client.scheduler  # a closed client has none
+        self._scheduler = client.scheduler  # read now: a closed client has none
         self._channel = channel
         self._lock = threading.Lock()
         self._waiting: dict[WorkerId, list[Order]] = {}  # while an earlier delivery is in progress
@@ -53,5 +53,5 @@ class Courier:
                     msg={"op": self._channel, "orders": encode(orders)}, workers=[worker], on_error="ignore"
                 )
             except OSError:
-                # Without a scheduler there are no workers either, which the executor reports.
-                logger.debug("orders for %s were lost", worker, exc_info=True)
+                # Without a scheduler, all workers are lost, which the executor reports.
+                logger.debug("Orders for worker %s were lost.", worker, exc_info=True)

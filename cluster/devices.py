@@ -25,7 +25,7 @@ def visible_devices() -> list[str]:
     instance. A process sees only the first of several MIG instances. All of them are returned, since each can be given
     to a worker."""
     if not _loads("libcuda.so.1"):
-        return []  # no driver: save the seconds that importing torch takes
+        return []  # there is no driver; importing torch would take seconds
     import torch
 
     count = torch.cuda.device_count()
@@ -38,8 +38,8 @@ def visible_devices() -> list[str]:
 def has_other_accelerator() -> bool:
     """Return whether training on this host uses an accelerator other than CUDA, such as Apple's or Intel's."""
     if sys.platform != "darwin" and not _loads("libze_loader.so.1"):
-        return False  # save importing torch
-    import torch  # noqa: F401  # which knows
+        return False  # without importing torch
+    import torch  # noqa: F401  # for accelerators.other()
 
     return accelerators.other() is not None
 
@@ -53,13 +53,13 @@ def _loads(library: str) -> bool:
 
 
 def identities(count: int) -> tuple[str, ...]:
-    """Return names of the first ``count`` CUDA devices that do not depend on how the devices were selected: their
-    UUIDs. Where torch does not know the UUID, return the name from :func:`visible_devices`."""
+    """Return the UUIDs of the first ``count`` CUDA devices, which do not depend on how devices were selected. If torch
+    does not know a UUID, the name from :func:`visible_devices` is returned instead."""
     import torch
 
     found = []
     for index, name in enumerate(visible_devices()[:count]):
-        # Not of a MIG instance, whose name is its UUID: torch may know that of the GPU, which others share.
+        # The name of a MIG instance is its UUID. Torch may return the UUID of the GPU, which several instances share.
         uuid = "" if name.startswith(_MIG) else getattr(torch.cuda.get_device_properties(index), "uuid", "")
         found.append(str(uuid) or name.removeprefix(_MIG))
     return tuple(found)
@@ -101,7 +101,7 @@ def how_many(
     """Return how many workers to start: by default one per device, one for another ``accelerator``, else one per core.
 
     Raises:
-        UsageError: both numbers are given, or workers per GPU where there is no GPU.
+        UsageError: both numbers are given, or ``workers_per_gpu`` is given, but there is no GPU.
     """
     optional(WORKERS).of("n_workers", n_workers)
     if workers_per_gpu is None:
@@ -109,11 +109,11 @@ def how_many(
     WORKERS.of("workers_per_gpu", workers_per_gpu)
     if n_workers is not None:
         raise UsageError(
-            f"{n_workers} workers were requested, and {workers_per_gpu} per GPU: give one of the two, the other follows"
+            f"{n_workers} workers and {workers_per_gpu} workers per GPU were requested; give only one of the two"
         )
     if not devices:
         raise UsageError(
-            f"{workers_per_gpu} workers per GPU were requested, but no GPU is used here; give the number of workers "
+            f"{workers_per_gpu} workers per GPU were requested, but there is no usable GPU; give the number of workers "
             f"instead, or install a torch that was built for CUDA"
         )
     return workers_per_gpu * len(devices)
@@ -133,10 +133,10 @@ def environment_of(worker: int, devices: Sequence[str], *, hide: bool, workers: 
     ``hide`` is set, a variable that hides them.
 
     Args:
-        workers: the number of all workers, from which each learns how many share a device.
+        workers: the number of all workers; each worker is passed how many share its device.
     """
     if devices:
-        # As nvidia-smi numbers them; but numbers that were given count in the order in which they were given.
+        # PCI_BUS_ID: numbers as in nvidia-smi. If the user has set CUDA_VISIBLE_DEVICES, its numbering is kept.
         numbered = {} if "CUDA_VISIBLE_DEVICES" in os.environ else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         return {
             **numbered,

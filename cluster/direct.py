@@ -1,6 +1,6 @@
-"""Chains that a driver starts by calling a worker of a local cluster, which is an object of the same process.
+"""Chains that a driver starts by calling a worker of a local cluster, which is an object in the same process.
 
-A task of Dask's takes about 4 ms of that process's time, for a dozen messages between client, scheduler and worker.
+A Dask task would take about 4 ms of the process's time, for a dozen messages between client, scheduler and worker.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from hpstage.cluster.site import Site
 
 
 def site_of(client: Client, run: str, address: str) -> Site | None:
-    """Return the site of a run on a worker, or ``None`` if its chains cannot be started by calls. On a cluster that
-    adapts they cannot: Dask would stop the workers, which have no tasks."""
+    """Return the site of a run on a worker, or ``None`` if its chains cannot be started by calls, as on a cluster that
+    adapts: Dask would stop its workers, since they have no tasks."""
     if not is_fixed(client.cluster):
         return None
     for worker in list(client.cluster.workers.values()):
-        # One that is only starting has no plugins, and no address either.
+        # A worker that is still starting has neither plugins nor an address.
         if isinstance(worker, LocalWorker) and run in worker.plugins and worker.address == address:
             site: Site | None = worker.plugins[run].site
             return site
@@ -32,7 +32,7 @@ def site_of(client: Client, run: str, address: str) -> Site | None:
 class DirectChain:
     """A chain that was started by a call. Has the methods of a Dask future that the executor needs.
 
-    As with Dask, the future is never done if its worker leaves. The driver learns of that from another report.
+    As with Dask, the future is never done if its worker leaves; another report informs the driver.
     """
 
     def __init__(self, site: Site, key: str, *arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""DaskExecutor: trains chains on the workers of a Dask cluster, one task each."""
+"""DaskExecutor: trains chains on the workers of a Dask cluster, each as one Dask task."""
 
 from __future__ import annotations
 
@@ -71,30 +71,31 @@ _SETUPS = 5
 _LOOK = 0.5
 """Seconds between two checks of the connection while there are no reports, and between two attempts to reconnect."""
 _ATTEMPTS = (2.0, 10.0)
-"""Seconds to wait for the answer of a scheduler that was lost: the first limit and the maximum. The first is short,
-since Dask retries ever more rarely within an attempt; the maximum is longer, since a large cluster answers late while
-it starts."""
+"""Seconds to wait for a lost scheduler in an attempt to reconnect: in the first attempt, and at most. The first limit
+is short, since Dask retries ever more rarely within an attempt; the maximum is longer, since a large cluster answers
+slowly while it starts."""
 
 
 class DaskExecutor(Executor):
-    """Trains on a Dask cluster, one worker per GPU, or per core where there are none; see ``workers_per_gpu``.
+    """Trains on a Dask cluster, with one worker per GPU, or per core if there is no GPU; see ``workers_per_gpu``.
 
-    Reports arrive over a feed of events as they happen, and again as the result of the chain's task, which contains
-    those that the feed has lost. Workers that join later are also used, if they match the first ones.
+    Reports arrive over a feed of events as they happen. The result of a chain's Dask task repeats them, since the feed
+    may lose some. Workers that join later are also used, if they match the first ones.
 
-    If the scheduler is lost, so are its workers; the executor waits for another scheduler at the same address, and
+    If the scheduler is lost, so are its workers. The executor waits for another scheduler at the same address, and
     continues with the workers that join it.
 
     Args:
-        client: the cluster to use, or a client of it. The executor opens a separate connection; neither is modified or
-            closed. Without one, a local cluster is started, and closed in :meth:`close`.
-        n_workers: size of the local cluster.
-        gpus: number of GPUs that a local cluster uses, or of other workers that must have one. ``None``: as available.
-        workers_per_gpu: how many workers of a local cluster share each GPU, for models that leave most of it idle. Each
-            is a process; before a search one of them tries out how much memory it needs.
-        worker_timeout: seconds for which a search waits for workers when all are gone, including the time to restart a
+        client: the cluster to use, or a client of it. The executor opens a separate connection, and neither modifies
+            nor closes the cluster or client. If ``None``, a local cluster is started, and closed by :meth:`close`.
+        n_workers: number of workers of the local cluster.
+        gpus: number of GPUs that the local cluster uses; for a given cluster, minimum number of workers that must have
+            a GPU. ``None``: as many as there are.
+        workers_per_gpu: number of workers of the local cluster that share each GPU, for models that leave most of it
+            idle. Each worker is a process; before a search, one of them measures how much memory it needs.
+        worker_timeout: seconds for which a search waits for workers when all have left, including the time to restart a
             scheduler; by default 300, and 60 for a local cluster. A training process that neither answers nor computes
-            for so long (at least 10) is ended, and replaced by another one.
+            for this time (at least 10 s) is killed and replaced.
 
     Raises:
         UsageError: ``n_workers`` or ``workers_per_gpu`` was given with a client.
@@ -118,7 +119,7 @@ class DaskExecutor(Executor):
     ) -> None:
         self._place = Place(client, n_workers, gpus, workers_per_gpu)
         self._gpus = gpus
-        self.can_audit = workers_per_gpu in (None, 1)  # else an audit would take memory of those that train
+        self.can_audit = workers_per_gpu in (None, 1)  # otherwise audits would take GPU memory from training
         self._run = uuid.uuid4().hex[:12]
         self._name = name_of(self._run)
         default = 60.0 if client is None else 300.0
@@ -135,17 +136,17 @@ class DaskExecutor(Executor):
         self._inquiries = Inquiries(self._inquire, lambda: self._inbox.workers, lambda: self._connected)
         self._checkpoints = b""
         self._started = 0
-        self._most_slots = 1  # of a worker present in open()
+        self._most_slots = 1  # maximum over the workers present in open()
         self._futures: dict[ChainId, Future | DirectChain] = {}
-        self._audits: dict[AuditId, WorkerId] = {}  # that were begun, and may have ended
+        self._audits: dict[AuditId, WorkerId] = {}  # audits that were started; some may have ended
         self._followers = Followers(self._on_refused)
         self._lock = threading.Lock()  # protects the futures
         self._loaded: dict[str, str] = {}
         self._members = Membership(self._inbox, self._lost, self._demand.joined)
 
     def take(self, server: ForkServer | None) -> None:
-        """Use a fork server that was started before this module was imported for the training processes of a local
-        cluster. The server is closed with the cluster. Must be called before :meth:`open`."""
+        """Use a fork server, started before this module was imported, for the training processes of a local cluster.
+        The cluster closes the server. Call this before :meth:`open`."""
         self._place.fork_server = server
 
     def open(self, trainable: object, checkpoints: CheckpointStore | None) -> Environment:
@@ -154,7 +155,7 @@ class DaskExecutor(Executor):
         try:
             identity = identify(adapted)
         except UsageError:
-            pack(trainable, ())  # that it cannot be sent either is the plainer error, and names the attribute
+            pack(trainable, ())  # if it cannot be sent either, this raises a clearer error, which names the attribute
             raise
         self._loaded = identity.loaded
         packed = pack(trainable, identity.packages)
@@ -185,7 +186,7 @@ class DaskExecutor(Executor):
             answers: dict[str, bytes | None] = client.run(site.described, self._run, on_error="ignore")
         except OSError as error:
             raise ClusterError(
-                f"the scheduler at {self._where} went away while the workers were being set up ({error}); run the same "
+                f"the scheduler at {self._where} was lost while the workers were being set up ({error}); run the same "
                 f"command again"
             ) from error
         found = {WorkerId(name): decode_description(text) for name, text in answers.items() if text is not None}
@@ -267,7 +268,7 @@ class DaskExecutor(Executor):
     def start(self, worker: WorkerId, chain: Chain) -> None:
         incarnations = self._inbox.begin(chain.id, worker, chain.gang, last=chain.last)
         if not incarnations:
-            return  # the driver will read that it has left
+            return  # the worker has left, as a report informs the driver
         if not self._connected:
             return  # wait() will report that all workers have left
         encoded = encode(chain)
@@ -282,7 +283,7 @@ class DaskExecutor(Executor):
         self._followers.add(chain.id, followers)
         self._see_gangs()
         if self._inbox.runs_on(chain.id) is None:
-            self._release([chain.id])  # its worker has just left
+            self._release([chain.id])  # the worker has just left
         future.add_done_callback(lambda done: self._on_done(chain.id, done))
 
     def _begin(self, worker: WorkerId, key: str, *arguments: object) -> Future | DirectChain:
@@ -352,12 +353,12 @@ class DaskExecutor(Executor):
     def _on_disconnected(self) -> None:
         if not self._place.is_given:
             self._inbox.fail(
-                ClusterError("the local Dask cluster died; run the same command again: all progress is kept")
+                ClusterError("the local Dask cluster died; all progress is saved. Run the same command again to resume")
             )
         elif self._reconnecting is None or not self._reconnecting.is_alive():
             logger.warning(
-                "The connection to Dask's scheduler at %s is lost, and its workers with it; waiting for it to come "
-                "back, for %.0f s at most",
+                "The connection to Dask's scheduler at %s is lost, and its workers with it; waiting for its "
+                "return, up to %.0f s",
                 self._where,
                 self.worker_timeout,
             )
@@ -366,24 +367,24 @@ class DaskExecutor(Executor):
             self._reconnecting.start()
 
     def _abandon(self) -> None:
-        """Close the connection, and consider all workers lost, even if they are still running."""
+        """Close the connection, and treat all workers as lost, even if they are still running."""
         if self._connection is not None:
             self._connection.close()
         for worker in self._inbox.workers:
             self._release(self._inbox.leave(worker, "unreachable"))
 
     def _reconnect(self) -> None:
-        """Retry until a scheduler is connected and has the plugin. Runs in a thread, so as not to block the driver."""
+        """Retry until a scheduler is connected and has the plugin. Runs in a thread, to not block the driver."""
         timeout, longest = _ATTEMPTS
         while not self._closed.is_set():
             try:
                 client = self._connect(timeout).client
                 client.register_plugin(self._plugin)
             except ImportError as error:
-                logger.warning("some workers cannot import hpstage (%s) and are not used", error)
+                logger.warning("Workers that cannot import hpstage (%s) are not used; install it there", error)
             except (OSError, ClusterError, AssertionError):
-                # Dask's client asserts that a scheduler's greeting comes alone; one that has just begun may send more.
-                logger.debug("no scheduler yet", exc_info=True)
+                # Dask's client asserts that a scheduler's first message comes alone; a starting one may send more.
+                logger.debug("No scheduler answers yet.", exc_info=True)
             except Exception as error:
                 problem = InternalError(f"reconnecting to Dask's scheduler failed: {error!r}")
                 problem.__cause__ = error
@@ -422,7 +423,7 @@ class DaskExecutor(Executor):
                 try:
                     connection.client.unregister_worker_plugin(self._name)
                 except (OSError, ValueError, KeyError):
-                    logger.warning("the workers could not be notified of the end of the run", exc_info=True)
+                    logger.warning("The workers could not be notified of the end of the run.", exc_info=True)
             self._release(list(self._futures))
             connection.close()
             self._connection = None
@@ -442,7 +443,7 @@ class DaskExecutor(Executor):
         elif "ready" in message:
             self._members.ready(decode_description(message["ready"]))
         elif "lost" in message:
-            logger.warning("worker %s: %s; its training continues elsewhere", message["lost"], message["message"])
+            logger.warning("Worker %s: %s; its training continues elsewhere", message["lost"], message["message"])
             worker = WorkerId(message["lost"])
             self._members.left(worker, message["reason"], message["incarnation"], message["message"])
         else:
@@ -453,14 +454,14 @@ class DaskExecutor(Executor):
         self._see_gangs()
 
     def _see_gangs(self) -> None:
-        """Stop the chains whose gang has lost a worker. Release that worker's task, which would wait for a new worker
-        at its address."""
+        """Stop the chains whose gang has lost a worker. Release the lost worker's task, which would otherwise wait for
+        another worker at its address."""
         for chain in self._inbox.orphaned():
             self._followers.keep(chain, self._inbox.workers)
             self.stop(chain)
 
     def _on_refused(self, chain: ChainId, worker: WorkerId, why: str) -> None:
-        """Stop a chain if a worker could not join its gang, so that the gang does not wait for it."""
+        """Stop a chain if a worker could not join its gang, which would otherwise wait for the worker."""
         if self._inbox.refuse(chain, f"worker {worker} could not train with others: {why}"):
             self.stop(chain)
 
@@ -476,7 +477,7 @@ class DaskExecutor(Executor):
         worker = self._inbox.runs_on(chain)
         cancelled = future.cancelled()
         if worker is not None and not cancelled:
-            # The feed has lost reports, or hpstage's own code on the worker has failed.
+            # The chain's end was not reported: the feed has lost reports, or hpstage's code on the worker has failed.
             try:
                 self._inbox.receive(chain, 0, future.result())
             except CancelledError:

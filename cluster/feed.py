@@ -1,4 +1,4 @@
-"""The feed of a run: messages of its sites to the driver, over a topic of Dask's, or directly within a process."""
+"""The feed of a run: messages of its sites to the driver, over a Dask topic, or by a call within a process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpstage.cluster.local_worker import LocalWorker
 Receiver = Callable[[dict[str, Any]], None]
 
 receivers: dict[str, Receiver] = {}
-"""Receivers of feeds, by the name of the run, for drivers that share the event loop of a local cluster."""
+"""Receivers of feeds by the name of the run, for drivers in the process of a local cluster."""
 
 
 def publish(worker: Worker, run: str, message: dict[str, Any]) -> None:

@@ -12,12 +12,12 @@ from hpstage.plan.facts import ChainId, WorkerId
 
 
 class Followers:
-    """Keeps a future for each worker that follows, and releases it when its chain ends or it has left.
+    """Keeps the Dask future of each worker that follows a leader. Releases it when the chain ends or the worker leaves.
 
     Thread-safe.
 
     Args:
-        refused: called with a chain, a worker of its gang, and why that could not join it.
+        refused: called with a chain, a worker of its gang, and the reason why that worker could not join the gang.
     """
 
     def __init__(self, refused: Callable[[ChainId, WorkerId, str], None]) -> None:
@@ -26,7 +26,7 @@ class Followers:
         self._futures: dict[ChainId, dict[WorkerId, Future]] = {}
 
     def add(self, chain: ChainId, futures: dict[WorkerId, Future]) -> None:
-        """Add the tasks of a chain's gang, which return why their workers could not join it, or ``""``."""
+        """Add the tasks of a chain's gang. A task returns the reason why its worker could not join, or ``""``."""
         if not futures:
             return
         with self._lock:
@@ -35,7 +35,7 @@ class Followers:
             future.add_done_callback(partial(self._on_done, chain, worker))
 
     def keep(self, chain: ChainId, present: Container[WorkerId]) -> None:
-        """Release the tasks of workers that have left: each would wait for another worker at its address."""
+        """Release the tasks of workers that have left. Each would otherwise wait for another worker at its address."""
         with self._lock:
             futures = self._futures.get(chain, {})
             gone = [futures.pop(worker) for worker in list(futures) if worker not in present]

@@ -1,12 +1,12 @@
-"""A process that imports what training processes need, then forks them, so that each starts within milliseconds.
+"""A process that imports packages once, and then forks training processes, each within milliseconds.
 
-A fork must be equivalent to a new process. So the server imports installed packages only, never the user's modules,
-which may be edited while it runs. It uses no device, draws no random numbers, and forks only while it has a single
-thread. It serves only processes whose environment variables and search path are those with which it was started.
-Otherwise a process is spawned instead (:mod:`hpstage.cluster.trainer`). Forks of one server do share the seed of
-``hash``: a set of strings is iterated in the same order in each of them.
+A fork must be equivalent to a new process. Therefore the server imports only installed packages, never the user's
+modules, which may be edited while it runs. It uses no device, draws no random numbers, and forks only while it has a
+single thread. Forks are refused if environment variables or the module search path have changed since it was started;
+a process is then spawned instead (:mod:`hpstage.cluster.trainer`). One difference remains: forks of a server share the
+seed of ``hash``, and so iterate sets of strings in the same order.
 
-Linux only: other systems have no safe fork, or no way to end a fork together with the process for which it trains.
+Linux only: other systems have no safe fork, or cannot end a fork together with the process that it trains for.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ from hpstage.training.identity.threads import VARIABLES
 logger = logging.getLogger("hpstage")
 
 _SHARED = frozenset({"numpy", "optuna", "safetensors", "scipy", "torch", "torchvision"})
-"""Packages that the server imports if the process that starts it has imported them. Their imports only define functions
-and classes. pandas and scikit-learn are not among them: they load pyarrow, if it is installed, which starts threads."""
+"""Packages that the server imports if the process that starts it has imported them. Importing them only defines
+functions and classes. pandas and scikit-learn are excluded: they load pyarrow, if it is installed, which starts
+threads."""
 PRELOADED = ("hpstage.torch", *sorted(_SHARED))
-"""Packages that the server can import on request, even if that process has not imported them."""
+"""Packages that the server can import on request, even if the process that starts it has not imported them."""
 _TRAINING = "hpstage.cluster.training_process"
 _OURS = ("hpstage.checkpoints", "hpstage.schedule", "hpstage.torch")
 _BUSY = (
@@ -53,29 +54,28 @@ _BUSY = (
     "optuna.study._dataframe",
     "optuna.visualization",
 )
-"""Modules of these packages whose import starts processes or threads, or loads packages that may."""
+"""Modules of these packages that are not imported: they start processes or threads, or load packages that may."""
 _BUSY_WITH = {"hpstage.torch.skorch": "pyarrow", "hpstage.torch.transformers": "datasets"}
-"""Modules whose import starts threads if the given package is installed: the library that they adapt imports it."""
+"""Modules whose import starts threads if the given package is installed, since the library that they adapt loads it."""
 _READ_BY_NO_IMPORT = frozenset(
     {"COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "PYTHONHASHSEED", "SHLVL", "_", "__DASK_PARENT_PID"}
 )
 """Variables that may change while a server runs. Dask sets two of them when it starts a nanny."""
 _SET_BY_LIBRARIES = frozenset({"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"})
-"""Variables that threadpoolctl, which pins threads, and scikit-learn set when they are imported: in the driver perhaps
-after the server was started. They decide whether Intel's OpenMP accepts a second copy and what it does in forks, but
-no bits."""
+"""Variables that threadpoolctl and scikit-learn set when they are imported, perhaps after the server was started. They
+affect how Intel's OpenMP treats a second copy of itself and forks, but no results."""
 _START = (
     "import json, sys; path, arguments = json.load(sys.stdin); sys.path[:] = path; "
     "from hpstage.cluster.forking_process import main; main(*arguments)"
 )
-# The module search path must be set before the first of our modules is imported.
+# The module search path must be set before the first module of hpstage is imported.
 _START_TRAINING = (
     "import json, sys; path, sys.argv, arguments = json.loads(sys.argv[1]); sys.path[:] = path; "
     "from hpstage.cluster.training_process import main; main(*arguments)"
 )
 _KILLED = -signal.SIGKILL
 _IMPORTS = 300.0
-"""Seconds to wait for a server's first answer, which includes its imports."""
+"""Seconds to wait for a server's first answer, after its imports."""
 _ANSWERS = 60.0
 """Seconds to wait for each later answer."""
 _STATUS = 5.0
@@ -85,7 +85,7 @@ _CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
 def python() -> list[str]:
-    """Return the command of an interpreter like this one, as multiprocessing starts them."""
+    """Return the command that starts an interpreter like this one, as multiprocessing does."""
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [multiprocessing.spawn.get_executable(), *flags]
 
@@ -96,7 +96,7 @@ def training_environment() -> dict[str, str]:
 
 
 def search_path() -> list[str]:
-    """Return the folders of ``sys.path``, without other entries, such as a ``Path``, which imports ignore."""
+    """Return the strings in ``sys.path``. Imports ignore other entries, such as a ``Path``."""
     return [folder for folder in sys.path if isinstance(folder, str)]
 
 
@@ -105,7 +105,7 @@ def spawning(channel: int, worker: str, folders: Sequence[str] = ()) -> list[str
 
     Args:
         channel: file descriptor of the process's end of a socket.
-        folders: folders in which it finds modules, before those of this process.
+        folders: folders that the process searches for modules before those of this process.
     """
     arguments = [[*folders, *search_path()], sys.argv, [channel, os.getpid(), worker]]
     return [*python(), "-c", _START_TRAINING, json.dumps(arguments)]
@@ -115,9 +115,9 @@ def spawning(channel: int, worker: str, folders: Sequence[str] = ()) -> list[str
 def outputs() -> Iterator[tuple[int, int]]:
     """Yield file descriptors for the standard output and error of a process to be started.
 
-    A process may run without standard streams. A file that it opens later may then get descriptor 0, 1 or 2: training
-    would print into a database, or into the socket of a training process. So free ones of these descriptors are
-    occupied first, for the life of this process.
+    A process may run without standard streams. A file that it opens later may then get descriptor 0, 1 or 2, and
+    training would print into a database, or into the socket of a training process. Therefore descriptors from 0 to 2
+    that are free are occupied first, as long as this process lives.
     """
     while (nothing := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -139,11 +139,11 @@ def fork_server(preload: Iterable[str] = ()) -> ForkServer | None:
     """Start a fork server; return ``None`` if the system does not support one.
 
     Args:
-        preload: packages to import ahead besides those that this process has imported; must be among ``PRELOADED``.
+        preload: packages to import in addition to those that this process has imported; only those of ``PRELOADED``.
 
     Raises:
-        UsageError: ``preload`` names another package, whose import may start threads or load the user's modules, whose
-            edits the server would not see; or a package that is not installed.
+        UsageError: ``preload`` names a package that is not in ``PRELOADED``, is not installed, or is hidden by a file
+            of the user. Importing other packages may start threads, or load modules of the user.
     """
     names = [preload] if isinstance(preload, str) or not isinstance(preload, Iterable) else [*preload]
     for name in names:
@@ -156,25 +156,25 @@ def fork_server(preload: Iterable[str] = ()) -> ForkServer | None:
         if spec is None:
             raise UsageError(f"preload names {name!r}, but no such package is installed; install it, or leave it out")
         if is_users(name):
-            raise UsageError(f"preload names {name!r}, which is hidden by a file of yours, {spec.origin}; rename that")
+            raise UsageError(f"preload names {name!r}, but your file {spec.origin} hides it; rename the file")
     return ForkServer([*_imported(), *names]) if can_fork() else None
 
 
 def can_fork() -> bool:
-    """Return whether this system lets a server fork safely."""
+    """Return whether a server can fork safely on this system."""
     return sys.platform == "linux" and hasattr(os, "pidfd_open")
 
 
 class Forked:
-    """A forked process, with the methods of :class:`asyncio.subprocess.Process` that are needed."""
+    """A forked process, with some of the methods of :class:`asyncio.subprocess.Process`."""
 
     def __init__(self, pid: int, status: Future[int]) -> None:
         self.pid = pid
         self._status = status
-        # The server reaps it, so that its number may be another process's; and the server may be stopped.
+        # A handle, since the server reaps the process, and its number may be reused; and the server may be stopped.
         try:
             self._handle = os.pidfd_open(pid)
-        except ProcessLookupError:  # the server reports next how it has ended
+        except ProcessLookupError:  # it has ended, which the server reports next
             self._handle = -1
         else:
             weakref.finalize(self, os.close, self._handle)
@@ -210,15 +210,14 @@ class Forked:
 
 
 class ForkServer:
-    """Starts a server and returns at once; the server imports in the background. Thread-safe.
+    """A fork server. Creating this object starts the server, which imports in the background. Thread-safe.
 
     The server and its forks end when this process ends, for whatever reason.
 
     Args:
-        modules: modules to import ahead.
-        variables: environment variables of the server, which imports may read. Its forks must be requested with the
-            same.
-        with_threads: fork even if imports have started threads. A fork has no such threads.
+        modules: modules that the server imports.
+        variables: additional environment variables of the server and its forks, which imports may read.
+        with_threads: fork even if imports have started threads. The forks do not have these threads.
     """
 
     def __init__(
@@ -238,7 +237,7 @@ class ForkServer:
             out, err = stack.enter_context(outputs())
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             stack.enter_context(theirs)
-            # The names of modules are too long for a command line.
+            # All names of modules would be too long for a command line.
             settings = stack.enter_context(open(os.memfd_create("hpstage"), "w+"))
             json.dump([self._path, [theirs.fileno(), os.getpid(), [_TRAINING, *modules], with_threads]], settings)
             settings.flush()
@@ -250,9 +249,9 @@ class ForkServer:
                 stderr=err,
                 pass_fds=[theirs.fileno()],
                 env=self._environment,
-                process_group=0,  # Ctrl-C on a terminal is for this process
+                process_group=0,  # Ctrl-C on a terminal must reach only this process
             )
-        os.register_at_fork(after_in_child=self._socket.close)  # else it would stay open after this process
+        os.register_at_fork(after_in_child=self._socket.close)  # otherwise it would stay open after this process's end
         threading.Thread(target=self._listen, name="hpstage-forks", daemon=True).start()
 
     async def fork(
@@ -262,12 +261,12 @@ class ForkServer:
 
         Args:
             files: file descriptors of the process's end of a socket, of its standard output and of its standard error.
-            variables: environment variables of the process that no import reads.
-            path: folders in which the process finds modules, before those of this process.
+            variables: additional environment variables of the process, which no import reads.
+            path: folders that the process searches for modules before those of this process.
 
         Raises:
-            NotForked: the fork would differ from a new process, or the server is gone.
-            NoAnswer: the server does not answer. If it forks later, the fork finds its channel closed and ends.
+            NotForked: the fork would differ from a new process, or the server has ended.
+            NoAnswer: the server does not answer. If it forks later, the fork finds its channel closed, and ends.
         """
         forked = asyncio.wrap_future(self._begin(files, worker, variables, path))
         try:
@@ -290,7 +289,7 @@ class ForkServer:
 
     def _no_answer(self) -> NoAnswer:
         self._is_silent = True
-        return NoAnswer(f"its server (process {self._process.pid}) does not answer; it may be stopped")
+        return NoAnswer(f"the fork server (process {self._process.pid}) does not answer; it may be stopped")
 
     def _begin(
         self, files: Sequence[int], worker: str, variables: Mapping[str, str], path: Sequence[str]
@@ -324,17 +323,17 @@ class ForkServer:
             try:
                 socket.send_fds(self._socket, [json.dumps(request).encode()], files)
             except OSError as error:
-                raise NotForked(f"its server cannot be reached ({error})") from error
+                raise NotForked(f"the fork server cannot be reached ({error})") from error
             self._requests.append(answer)
         return answer
 
     def close(self) -> None:
-        """End the server, and the forks that have not ended, at once."""
+        """Kill the server, and with it all its forks."""
         self._process.kill()
         self._process.wait()
 
     def _listen(self) -> None:
-        """Pass the server's messages on, in a thread of its own."""
+        """Receive the server's messages until it ends. Runs in a thread of its own."""
         try:
             while message := self._socket.recv(MOST):
                 with self._lock:
@@ -348,12 +347,12 @@ class ForkServer:
                         case {"ended": pid, "status": code}:
                             self._running.pop(pid).set_result(code)
         except OSError:
-            logger.debug("the server of training processes is gone", exc_info=True)
+            logger.debug("The fork server has ended.", exc_info=True)
         with self._lock:
             while self._requests:
-                _settle(self._requests.popleft(), NotForked("its server has ended"))
+                _settle(self._requests.popleft(), NotForked("the fork server has ended"))
             for status in self._running.values():
-                status.set_result(_KILLED)  # by the kernel, with the server
+                status.set_result(_KILLED)  # the kernel kills forks with their server
             self._socket.close()
 
 
@@ -368,7 +367,7 @@ def _settle(request: Future[Forked], answer: Forked | NotForked) -> None:
 
 
 def _imported() -> list[str]:
-    """Return the modules to import ahead: modules of this process whose packages are safe to share."""
+    """Return the modules that this process has imported and that are safe to import in the server."""
     shared = {package for package in _SHARED & sys.modules.keys() if not is_users(package)}
     found = [name for name in list(sys.modules) if name.partition(".")[0] in shared or name.startswith(_OURS)]
     busy = (*_BUSY, *(name for name, package in _BUSY_WITH.items() if find_spec(package)))

@@ -1,4 +1,4 @@
-"""The process of a fork server (:mod:`hpstage.cluster.fork_server`): it imports, and forks on request."""
+"""The process of a fork server (:mod:`hpstage.cluster.fork_server`), which imports modules and forks on request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 MOST = 1 << 20
-"""Bytes of the longest message."""
+"""Maximum number of bytes of a message."""
 
 
 def main(channel: int, parent: int, modules: list[str], with_threads: bool) -> NoReturn:
@@ -22,30 +22,31 @@ def main(channel: int, parent: int, modules: list[str], with_threads: bool) -> N
 
     Args:
         channel: file descriptor of this process's end of a socket.
-        parent: process id of the other end.
+        parent: process id of the process that has started this one.
+        modules: names of the modules.
         with_threads: see :class:`~hpstage.cluster.fork_server.ForkServer`.
     """
     os.set_inheritable(channel, False)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
-    for number in (signal.SIGINT, signal.SIGTERM):  # the other process handles both and ends us
+    for number in (signal.SIGINT, signal.SIGTERM):  # the other process handles both, and ends this one
         signal.signal(number, signal.SIG_IGN)
     for name in modules:
-        # A name in sys.modules need not be that of a file, and another process may have what this one has not.
+        # Imports may fail: not every name in the other process's sys.modules can be imported.
         with suppress(Exception):
             importlib.import_module(name)
     if "torch" in sys.modules:
         from hpstage.torch.environment import warm_up
 
         warm_up()
-    with suppress(Exception):  # else each fork does it
+    with suppress(Exception):  # done once here; after a failure, each fork does it
         from hpstage.training.code.patches import look_ahead
 
         look_ahead()
     try:
         _Server(socket.socket(fileno=channel), parent, with_threads).serve()
     except OSError:
-        os._exit(1)  # there is nothing left to report to
+        os._exit(1)  # the other process has ended
     except BaseException:
         traceback.print_exc()
         os._exit(1)
@@ -66,7 +67,7 @@ class _Server:
         self._forks: set[int] = set()
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # a process may be started with it blocked
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # it may be blocked in the process that started us
 
     def serve(self) -> None:
         poll = select.poll()
@@ -95,15 +96,15 @@ class _Server:
 
     def _fork(self, request: dict[str, Any], files: list[int]) -> None:
         if obstacle := _obstacle(self._with_threads):
-            self._send({"refused": f"what its server has imported {obstacle}"})
+            self._send({"refused": f"a module that the fork server has imported {obstacle}"})
             return
         server = os.getpid()
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # else a fork would print it again
+            stream.flush()  # otherwise a fork would print the buffered text again
         try:
             pid = os.fork()
         except OSError as error:
-            self._send({"refused": f"the system allows no more ({error})"})
+            self._send({"refused": f"the system allows no more processes ({error})"})
             return
         if pid == 0:
             try:
@@ -116,7 +117,7 @@ class _Server:
         self._send({"forked": pid})
 
     def _bury(self) -> None:
-        """Report how forks have ended."""
+        """Report the exit statuses of forks that have ended."""
         while self._forks:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -129,18 +130,18 @@ class _Server:
 
 
 def _obstacle(with_threads: bool) -> str:
-    """Return what this process holds that a fork could not use, or an empty string."""
+    """Return the reason why this process cannot be forked safely, or an empty string."""
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1 and not with_threads:
         return f"has started {threads - 1} threads"
     with open("/proc/self/maps", errors="surrogateescape") as maps:
         if any("/libcuda.so" in line for line in maps):
-            return "has loaded the driver of CUDA"  # torch refuses devices in forks of a process that has queried one
+            return "has loaded the CUDA driver"  # torch does not use devices in forks of a process that has queried one
     return ""
 
 
 def _train(server: int, request: dict[str, Any], files: list[int], servers: list[int]) -> None:
-    """Become, in a fork, what a new process would be."""
+    """Make a fork equivalent to a new process, and train in it."""
     from hpstage.cluster import training_process
 
     signal.set_wakeup_fd(-1)

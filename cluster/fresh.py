@@ -1,4 +1,4 @@
-"""A new training process for retraining a segment, or for the runs of a check. It can be killed at any time."""
+"""A new training process that retrains a segment, or performs the runs of a check, and can be killed at any time."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from hpstage.executor import Environment
 from hpstage.plan.messages import Segment
 
 _TAIL = 2000
-"""Characters of a process's output that are shown if it died."""
+"""Maximum number of characters of a process's output that are shown if it dies."""
 
 
 class FreshProcess:
     """A new training process that retrains one segment, or performs runs of a check. Not thread-safe.
 
-    The process is forked, which takes milliseconds, if a fork server is given, and otherwise spawned, which takes
-    seconds. It ends with this process, and on Linux with the thread that has started it.
+    Forking the process takes milliseconds, spawning it takes seconds. It ends with this process, and on Linux also with
+    the thread that has started it.
 
     Args:
         load: the trainable, as it is sent to workers.
-        server: forks the process. Without one, or if a fork would differ from a new process, the process is spawned.
+        server: forks the process. If it is ``None``, or a fork would differ from a new process, the process is spawned.
         variables: additional environment variables.
     """
 
@@ -92,8 +92,8 @@ class FreshProcess:
         return self._result is not None
 
     def described(self) -> Environment | None:
-        """Wait until the process has described itself and what it has loaded, and return the description. Return
-        ``None`` if it could not load the trainable, which is then the outcome."""
+        """Wait until the process has loaded the trainable, and return its description. Return ``None`` if it could not
+        load the trainable; the outcome then has the problem."""
         while self._environment is None and self._result is None:
             self._receive(None)
         return self._environment
@@ -126,7 +126,7 @@ class FreshProcess:
             self._end(Problem("failed", "it was ended", 0))
 
     def _request(self, request: Request) -> None:
-        with suppress(OSError):  # it has ended, as its side of the channel shows
+        with suppress(OSError):  # the process has ended, which receiving from it shows
             self._channel.sendall(framed(request))
 
     def _receive(self, timeout: float | None) -> bool:
@@ -165,7 +165,7 @@ class FreshProcess:
             status = self._process.poll()
             if status is not None:
                 break
-            time.sleep(0.01)  # its channel is closed first
+            time.sleep(0.01)  # a process closes its channel before it ends
         self._output.seek(0)
         printed = self._output.read().decode(errors="replace")[-_TAIL:].strip()
         how = "has ended" if status is None else how_it_ended(status)
@@ -197,6 +197,6 @@ def _spawned(output: int, variables: Mapping[str, str]) -> tuple[subprocess.Pope
             stderr=output,
             pass_fds=[theirs.fileno()],
             env={**training_environment(), **variables},
-            process_group=0,  # Ctrl-C on a terminal is for the search alone
+            process_group=0,  # Ctrl-C on a terminal must reach only the search
         )
     return process, ours

@@ -1,4 +1,4 @@
-"""Reports of workers and chains, collected for the driver."""
+"""The inbox that collects reports about workers and chains for the driver."""
 
 from __future__ import annotations
 
@@ -26,37 +26,41 @@ from hpstage.plan.messages import (
     names_of,
 )
 
-# Seconds by which a worker's clock may be off, including the transmission time of its reports.
+# Maximum seconds by which a worker's time is trusted to be off, including the transmission time of its reports.
 _TRUSTED = 2.0
-# Seconds that the report of a chain's last state waits for that of its end, which follows at once: a turn of the driver
-# costs as much for both as for one.
+# Maximum seconds that the report of a chain's last state waits for the report of its end, which follows at once. The
+# driver then handles both together, at the cost of one.
 _TOGETHER = 0.01
 
 
 @dataclass(slots=True)
 class _Present:
+    """A worker that has joined and not left."""
+
     slots: list[WorkerId]
     incarnation: str
-    read: bool = False  # whether the driver has read that it joined
-    leads: dict[ChainId, _Running] = field(default_factory=dict)  # the chains that were sent to it
-    follows: dict[ChainId, _Running] = field(default_factory=dict)  # those in whose gangs it is
+    read: bool = False  # whether the driver has read that the worker joined
+    leads: dict[ChainId, _Running] = field(default_factory=dict)  # chains that were sent to it
+    follows: dict[ChainId, _Running] = field(default_factory=dict)  # chains whose gangs it belongs to
 
 
 @dataclass(slots=True)
 class _Running:
+    """A chain that was sent to a worker, until its task ends."""
+
     worker: WorkerId
     gang: tuple[WorkerId, ...] = ()
-    delivered: int = 0  # number of reports passed on so far
+    delivered: int = 0  # number of reports delivered so far
     ended: bool = False
-    last: StateRef | None = None  # where it ends, unless it is amended
-    refused: str = ""  # why one of its gang could not join it
+    last: StateRef | None = None  # the state with which it ends, unless it is amended
+    refused: str = ""  # why a worker could not join its gang
 
 
 class Inbox:
     """Delivers each report once, the reports of a chain in order, and none of a chain whose worker has left.
 
-    If a worker's training process is replaced, the worker becomes another *incarnation*. The driver's decisions, and
-    the chains that it starts, refer to the incarnations whose joining it has read.
+    When a worker's training process is replaced, the worker has a new *incarnation*. Chains that the driver starts are
+    for the incarnations that it knows: those whose joining it has read.
 
     Thread-safe for the driver's thread, Dask's loop and its callback thread. Independent of Dask.
 
@@ -69,10 +73,10 @@ class Inbox:
         self._changed = threading.Condition()  # its lock is reentrant
         self._reports: deque[Report] = deque()
         self._workers: dict[WorkerId, _Present] = {}
-        self._unread: list[_Present] = []  # of which the driver has not read that they joined
+        self._unread: list[_Present] = []  # workers whose joining the driver has not read yet
         self._chains: dict[ChainId, _Running] = {}
         self._orphaned: dict[ChainId, _Running] = {}
-        self._ending: set[ChainId] = set()  # which have reported their last state, and not yet their end
+        self._ending: set[ChainId] = set()  # chains that have reported their last state, but not their end
         self._broken: HpstageError | None = None
 
     @property
@@ -86,14 +90,14 @@ class Inbox:
             return self._workers[worker].incarnation if worker in self._workers else ""
 
     def join(self, worker: WorkerId, incarnation: str, slots: int = 1) -> list[ChainId]:
-        """Add a worker with ``slots`` slots. Return the chains lost with its previous incarnation, if that one's
-        departure has not been reported yet."""
+        """Add a worker with ``slots`` slots. Return the chains lost with its previous incarnation, if that has not been
+        reported as lost yet."""
         with self._changed:
             lost: list[ChainId] = []
             if worker in self._workers:
                 if self._workers[worker].incarnation == incarnation:
                     return lost
-                lost = self.leave(worker, "died", "another one has taken its place")
+                lost = self.leave(worker, "died", "its training process was replaced")
             present = self._workers[worker] = _Present(names_of(worker, slots), incarnation)
             self._unread.append(present)
             for slot in present.slots:
@@ -103,8 +107,12 @@ class Inbox:
     def leave(
         self, worker: WorkerId, reason: Departure, message: str = "", *, incarnation: str | None = None
     ) -> list[ChainId]:
-        """Remove a worker, unless ``incarnation`` is given and is not its current one; return the chains lost with it.
-        ``message``: the cause, if known."""
+        """Remove a worker, and return the chains lost with it.
+
+        Args:
+            message: the cause, if known.
+            incarnation: remove the worker only if this is its current incarnation.
+        """
         with self._changed:
             present = self._workers.get(worker)
             if present is None or incarnation not in (None, present.incarnation):
@@ -115,7 +123,7 @@ class Inbox:
                 self._drop(chain)
             self._orphaned |= present.follows
             for slot in self._workers.pop(worker).slots:
-                # A chain that the driver starts there before it reads this is not to blame.
+                # A chain that the driver starts on this slot before it reads this report is not to blame.
                 blameless = reason == "died" and slot not in trained
                 self._put(WorkerLeft(slot, self._clock(), "closed" if blameless else reason, message))
             return lost
@@ -135,9 +143,15 @@ class Inbox:
     def begin(
         self, chain: ChainId, worker: WorkerId, gang: tuple[WorkerId, ...] = (), *, last: StateRef | None = None
     ) -> list[str]:
-        """Record that a chain will start, and that it ends with the state ``last``. Return the incarnations of its
-        worker and of its gang's workers to which it must be sent. Return none if the worker, as far as the driver
-        knows, has left."""
+        """Record that a chain starts.
+
+        Args:
+            last: the state with which the chain ends.
+
+        Returns:
+            The incarnations to send it to: of its worker and of its gang's workers, ``""`` for those that have left. An
+            empty list if its worker has left.
+        """
         with self._changed:
             present = self._read(host_of(worker))
             if present is None or worker not in present.slots:
@@ -154,7 +168,7 @@ class Inbox:
             return [member.incarnation if member is not None else "" for member in (present, *members)]
 
     def _read(self, worker: WorkerId) -> _Present | None:
-        """Return a worker if the driver has read that its current incarnation joined."""
+        """Return a worker if the driver has read that its current incarnation has joined, else ``None``."""
         present = self._workers.get(worker)
         return present if present is not None and present.read else None
 
@@ -179,9 +193,9 @@ class Inbox:
             return running.worker if running is not None and not running.ended else None
 
     def receive(self, chain: ChainId, first: int, encoded: list[bytes]) -> None:
-        """Deliver those of a chain's reports that are new. They are numbered, starting at ``first``.
+        """Deliver the new ones of a chain's reports, which are numbered from ``first`` on.
 
-        After a gap, none is delivered: the task's result repeats all of them.
+        After a gap, no report is delivered; the result of the chain's task repeats all reports.
         """
         with self._changed:
             running = self._chains.get(chain)
@@ -189,10 +203,10 @@ class Inbox:
                 return
             for text in encoded[running.delivered - first :]:
                 report = decode_report(text)
-                assert not isinstance(report, Gathering), "for the worker alone"
+                assert not isinstance(report, Gathering), "is only for the worker"
                 running.delivered += 1
                 if isinstance(report, ChainEnded) and report.outcome == "apart" and chain in self._orphaned:
-                    report = replace(report, outcome="stopped")  # the others could have met
+                    report = replace(report, outcome="stopped")  # only since a worker has left
                 elif isinstance(report, ChainEnded) and report.outcome == "stopped" and running.refused:
                     report = replace(report, outcome="apart", message=running.refused)
                 running.ended = isinstance(report, ChainEnded)
@@ -241,8 +255,8 @@ class Inbox:
             return reports
 
     def _dated(self, report: Report) -> Report:
-        """Replace a report's time by this process's clock if the worker's clock is wrong. Otherwise, when a worker
-        whose clock is off by an hour is lost, an hour would be counted as training."""
+        """Replace a report's time by the time of this process if the worker's clock is wrong. Otherwise, if a worker
+        with a clock that is off by an hour is lost, an hour would be counted as training."""
         if isinstance(report, BoundaryMissed):
             return report
         if isinstance(report, BoundaryReached):

@@ -1,4 +1,4 @@
-"""Requests to workers outside of chains: to try out a model, to measure step backends, to compute digests of inputs."""
+"""Requests to workers apart from chains: try out a model, measure step backends, compute digests of inputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpstage.cluster.messages import LookAt, Measure, TryOut, encode
 from hpstage.plan.facts import WorkerId
 
 _TURN = 5.0
-"""Seconds that a request waits for its turn on a worker, which other searches may use."""
+"""Seconds that a request waits for its turn on a worker, since other searches may use the worker."""
 _LOOK = 0.5
 """Seconds between two checks whether a worker is still present."""
 
@@ -24,7 +24,7 @@ class Inquiries:
 
     Args:
         submit: starts a Dask task on a worker that answers an encoded request; returns its key and its future.
-        present: returns the workers that are there.
+        present: returns the workers that have joined and not left.
         connected: returns whether Dask's scheduler is connected.
     """
 
@@ -44,14 +44,14 @@ class Inquiries:
         self._begun.add(key)
 
     def answers(self, workers: Sequence[WorkerId], request: TryOut | Measure | LookAt) -> list[dict[str, Any]]:
-        """Send a request to these workers; return their answers. A worker may give none."""
+        """Send a request to these workers, and return their answers. Some workers may not answer."""
         self._begun.clear()
         encoded = encode(request)
         sent = []
         for worker in workers:
             key, future = self._submit(worker, encoded)
-            # In a thread, since waiting for a result that is lost with its worker never ends. Not
-            # result(timeout=...): each timeout leaves a future behind whose error Dask's loop logs.
+            # In a thread, since waiting for the result of a lost worker never ends. Not by result(timeout=...): each
+            # timeout would leave a future behind, whose error Dask's loop logs.
             result: futures.Future[dict[str, Any] | None] = futures.Future()
             threading.Thread(target=_fetch, args=(future, result), name="hpstage-try-out", daemon=True).start()
             sent.append((worker, key, future, result))

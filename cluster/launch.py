@@ -1,4 +1,4 @@
-"""A Dask cluster on this machine, configured for training."""
+"""A local Dask cluster, configured for training."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from hpstage.cluster.settings import dask_folder
 from hpstage.errors import ClusterError
 
 _SLOTS = 256
-"""Chains that a worker may train side by side, as far as Dask is concerned; its tasks only wait, on an event loop."""
+"""Maximum number of Dask tasks of a worker at the same time. A task only waits for its chain, on an event loop."""
 
 _QUIET = {
-    # Scheduler and workers share this process, and this process the cores with training.
+    # Scheduler and workers run in this process, which shares the cores with training.
     "distributed.worker.profile.enabled": False,
     "distributed.admin.tick.interval": "5s",
     "distributed.admin.tick.cycle": "5s",
@@ -31,7 +31,7 @@ _QUIET = {
     "distributed.scheduler.work-stealing": False,
     "distributed.scheduler.active-memory-manager.start": False,
     "distributed.admin.system-monitor.interval": "5s",
-    # Any account of this host can open the page, so nothing is served that takes orders or passes requests on.
+    # Any account of this host can open the page: routes that take orders or forward requests are not served.
     "distributed.scheduler.http.routes": [
         f"distributed.http.{name}"
         for name in ("scheduler.prometheus", "scheduler.info", "scheduler.json", "health", "statics")
@@ -43,8 +43,8 @@ _CUT_OFF = ("Batched Comm Closed", "Failed to communicate with scheduler during 
 class TrainingCluster(LocalCluster):  # type: ignore[misc]
     """A LocalCluster whose workers' training processes see one device each, or one group of devices.
 
-    Scheduler and workers listen on no socket, since Dask would run the code of whoever connects: only clients in this
-    process reach them.
+    Scheduler and workers do not listen on sockets, since Dask runs the code of anybody who connects. Only clients in
+    this process can reach them.
     """
 
     def __init__(self, n_workers: int, devices: list[str], *, hide: bool, fork_server: ForkServer | None) -> None:
@@ -60,7 +60,7 @@ class TrainingCluster(LocalCluster):  # type: ignore[misc]
             with warnings.catch_warnings(), dask.config.set(_QUIET | {"temporary-directory": self._folder}):
                 # Dask's usual port, where users expect the page. If another cluster has it, Dask picks another one.
                 warnings.filterwarnings("ignore", r"\s*Port \d+ is already in use")
-                # Dask puts it into the addresses, which no socket has.
+                # Dask uses the IP address only for the names of addresses: there are no sockets.
                 warnings.filterwarnings("ignore", "Couldn't detect a suitable IP address")
                 super().__init__(
                     n_workers=0,
@@ -70,7 +70,7 @@ class TrainingCluster(LocalCluster):  # type: ignore[misc]
                     protocol="inproc://",
                     memory_limit=0,
                     dashboard_address="127.0.0.1:8787",  # also serves /metrics
-                    # The page is built when somebody looks. And a worker cannot be silent while this process is not.
+                    # The page is built at the first request. Workers in this process cannot be silent on their own.
                     scheduler_kwargs={"dashboard": False, "worker_ttl": None},
                 )
                 self.sync(self._add_page)
@@ -80,14 +80,14 @@ class TrainingCluster(LocalCluster):  # type: ignore[misc]
         except BaseException as error:
             self.close()
             if isinstance(error, RuntimeError):
-                raise ClusterError(f"the local workers did not start ({error}); their output is above") from None
+                raise ClusterError(f"the local workers did not start ({error}); see their output above") from None
             raise
         finally:
-            sys.path[:] = path  # to which Dask has added folders that are for training processes
+            sys.path[:] = path  # without the folders that Dask has added, which are for training processes
 
     @property
     def dashboard_link(self) -> str:
-        """URL of the dashboard, which listens although the scheduler does not."""
+        """The URL of the dashboard, which listens on a socket although the scheduler does not."""
         return str(format_dashboard_link("localhost", self.scheduler_info["services"]["dashboard"]))
 
     def close(self, timeout: float | None = None) -> Any:
@@ -116,5 +116,5 @@ class TrainingCluster(LocalCluster):  # type: ignore[misc]
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Drop messages on connections between parts of a local cluster that close one before the other."""
+    """Return false for messages about connections that break when the parts of a local cluster close in turn."""
     return not record.getMessage().startswith(_CUT_OFF)

@@ -1,4 +1,4 @@
-"""Starts workers on this machine."""
+"""Start workers on this machine."""
 
 from __future__ import annotations
 
@@ -32,35 +32,35 @@ def local_cluster(
     preload: Sequence[str] = (),
     fork_server: ForkServer | None = None,
 ) -> LocalCluster:
-    """Start workers: one per GPU, if there are any, else one per core (a single one for a GPU that is not CUDA's). They
-    can be kept for several searches::
+    """Start workers on this machine: one per CUDA GPU, else one for another accelerator, else one per core. Several
+    searches can use them::
 
         with hpstage.local_cluster() as workers:
             first = hpstage.optimize(..., executor=workers)
             second = hpstage.optimize(..., executor=workers)  # begins to train at once
 
-    Each search trains in processes of its own, one per worker. The workers themselves, like the scheduler, are objects
-    in this process: they only pass messages. ``Client.restart()`` ends them, since they have no nannies: start another
+    Each search trains in processes of its own, one per worker. The workers and the scheduler are objects in this
+    process, which only pass messages. They have no nannies, so that ``Client.restart()`` would end them: start another
     cluster instead.
 
     Args:
         n_workers: number of workers; GPUs are assigned to them round-robin.
         gpus: number of GPUs to use (0: none; ``None``: all).
-        workers_per_gpu: how many share a GPU, in place of ``n_workers``.
-        gpus_per_worker: how many GPUs each worker sees, for a trainable with ``devices_per_stage``.
-        preload: packages to import ahead, once for all training processes, such as ``["hpstage.torch"]`` (or numpy,
-            optuna, safetensors, scipy, torch, torchvision). Those that this process has imported are imported ahead
-            anyway: this is for a cluster that is started before that, so that both import at the same time.
-        fork_server: one that was started before, in place of ``preload``; the cluster closes it.
+        workers_per_gpu: number of workers that share a GPU; replaces ``n_workers``.
+        gpus_per_worker: number of GPUs that each worker sees, for a trainable with ``devices_per_stage``.
+        preload: packages to import once for all training processes, such as ``["hpstage.torch"]`` (or numpy, optuna,
+            safetensors, scipy, torch, torchvision). Those that this process has imported are included anyway. Use this
+            if the cluster is started before the imports: both processes then import at the same time.
+        fork_server: a running fork server to use, instead of ``preload``; the cluster closes it.
 
     Raises:
         UsageError: training processes, which import the calling script, would also run this call; or there is no GPU
-            for ``workers_per_gpu``; or ``preload`` names another package, or one that is not installed.
+            for ``workers_per_gpu``; or ``preload`` names a package that is not installed or cannot be preloaded.
         ClusterError: there are fewer than ``gpus`` GPUs, or the workers do not start.
     """
     require_main_guard()
     if fork_server is not None and preload:
-        raise UsageError("preload= has no effect on a fork_server= that is already running; leave one of them out")
+        raise UsageError("preload and fork_server exclude each other: the server is running already; leave one out")
     server = fork_server or start_fork_server(preload)  # imports torch while this process imports Dask
     try:
         from hpstage.cluster.devices import assigned

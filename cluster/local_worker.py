@@ -1,4 +1,4 @@
-"""A Dask worker inside the process of its search."""
+"""A Dask worker within the process of a local cluster."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from distributed import Worker
 from hpstage.cluster.fork_server import ForkServer
 
 _HEARTBEAT = 5.0
-"""Seconds between two heartbeats. By default, the scheduler requests two a second, each of which takes milliseconds
-from training. A worker in the scheduler's own process cannot be lost separately."""
+"""Seconds between two heartbeats. Dask's default is two per second, and each takes milliseconds from training. A worker
+in the scheduler's process cannot be lost by itself, and so needs few heartbeats."""
 
 
 class LocalWorker(Worker):  # type: ignore[misc]
-    """A worker of a local cluster. It only passes messages to its training process, and so needs no process itself.
+    """A worker of a local cluster. It only passes messages to its training process, and so needs no process of its own.
 
     Args:
-        variables: environment variables of its training processes, which see one device each.
-        fork_server: starts them; without one they are spawned.
+        variables: additional environment variables of its training processes, which select their device.
+        fork_server: forks its training processes; if ``None``, they are spawned.
     """
 
     def __init__(
@@ -30,8 +30,8 @@ class LocalWorker(Worker):  # type: ignore[misc]
         self.fork_server = fork_server
 
     def start_http_server(self, *_: Any, **__: Any) -> None:
-        """Serve no pages: the scheduler's pages show all, and Dask would serve a worker's pages on all interfaces."""
+        """Serve no pages. The scheduler's pages suffice, and Dask would serve a worker's pages on all interfaces."""
 
     async def heartbeat(self) -> None:
-        await super().heartbeat()  # which sets the scheduler's interval
+        await super().heartbeat()  # sets the interval that the scheduler requests
         self.periodic_callbacks["heartbeat"].callback_time = 1000 * _HEARTBEAT

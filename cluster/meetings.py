@@ -1,4 +1,4 @@
-"""How the workers of a gang meet: the leader calls each of the others, whose Dask task waits for this call."""
+"""The meeting of a gang's workers: the leader calls the other workers, whose Dask tasks wait for this call."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hpstage.cluster.messages import decode_report, encode
 from hpstage.plan.messages import ChainEnded
 
 BUSY = "it is busy with another search"
-"""The reason why a worker does not join."""
+"""The reason if a worker does not join in time."""
 
 
 class Meeting:
-    """The meeting of one chain's gang, on a worker that follows the leader. Used on the worker's event loop."""
+    """The meeting of a chain's gang, as seen by a worker that follows the leader. Used on the worker's event loop."""
 
     def __init__(self) -> None:
         self._address: asyncio.Future[str] = asyncio.Future()
@@ -26,8 +26,8 @@ class Meeting:
             self._address.set_result(address)
 
     async def call(self, address: str, timeout: float) -> bool:
-        """Announce where the gang meets; return whether the worker joins. It does not join while the task of another
-        run occupies it."""
+        """Announce the gang's meeting address, and return whether the worker joins within ``timeout`` seconds. It does
+        not join while a task of another run occupies it."""
         self.announce(address)
         try:
             await asyncio.wait_for(self._has_come.wait(), timeout)
@@ -36,13 +36,14 @@ class Meeting:
         return True
 
     async def join(self) -> str:
-        """In the worker's task: wait for the leader's call; return where the gang meets."""
+        """Wait for the leader's call, and return the gang's meeting address. Called in the worker's task."""
         self._has_come.set()
         return await asyncio.shield(self._address)
 
 
 def apart(report: bytes, why: str) -> bytes:
-    """Return a chain's report. If it reports that the chain was stopped, add the reason why the gang did not meet."""
+    """Return a chain's report. If it reports that the chain was stopped, change the outcome: the gang did not meet,
+    because of ``why``."""
     ended = decode_report(report)
     if not isinstance(ended, ChainEnded) or ended.outcome != "stopped":
         return report

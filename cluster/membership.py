@@ -1,4 +1,4 @@
-"""The workers on which a search may train: those that it finds, and those that join later and match them."""
+"""The workers of a search: those present at its start, and those that join later and match them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Membership:
     """Reports workers that join and leave to the inbox. Thread-safe.
 
     Args:
-        inbox: of the driver.
-        lost: called with the chains that are lost with a worker, after it has left.
+        inbox: the driver's inbox.
+        lost: called with the chains lost with a worker, after it has left.
         joined: called once a worker has joined.
     """
 
@@ -34,29 +34,29 @@ class Membership:
         self._environment: Environment | None = None
         self._loaded: Mapping[str, str] = {}
         self._devices = Devices()
-        self._early: dict[WorkerId, Description | None] = {}  # that came (or left: None) before :meth:`begin`
-        self._present: dict[WorkerId, Description] = {}  # those that joined
+        self._early: dict[WorkerId, Description | None] = {}  # workers that came before begin(); None: and left
+        self._present: dict[WorkerId, Description] = {}  # workers that joined
 
     def begin(
         self, found: Mapping[WorkerId, Description], gpus: int | None, loaded: Mapping[str, str], devices: Devices
     ) -> tuple[Environment, int]:
-        """Admit the first workers; return the environment that they share, and the most slots that one has.
+        """Admit the first workers. Return their common environment, and the maximum number of slots of a worker.
 
         Args:
-            found: the workers that described themselves.
-            gpus: the least number of workers that must have a GPU.
+            found: the descriptions of the workers.
+            gpus: minimum number of workers that must have a GPU.
             loaded: versions of code and packages that the driver has loaded.
-            devices: on which the search trains.
+            devices: the devices on which the search trains.
 
         Raises:
-            ClusterError: there are none, or they differ, or none has such a device, or their training processes are
-                killed while they are set up.
-            UsageError: the trainable cannot be set up there.
+            ClusterError: there are no workers, or they differ, or none has one of these devices, or their training
+                processes were killed while they were set up.
+            UsageError: the trainable cannot be set up on the workers.
         """
         with self._lock:
             present = [description for description in (dict(found) | self._early).values() if description is not None]
             if not present:
-                raise ClusterError("all workers have left while they were being set up; look at their logs")
+                raise ClusterError("all workers have left while they were being set up; see their logs")
             able = [found for found in present if found.problem is None or found.problem.kind != "killed"]
             if not able:
                 raise ClusterError(explain(present[0]))
@@ -75,7 +75,7 @@ class Membership:
         return self._environment, max(description.slots for description in present)
 
     def ready(self, description: Description) -> None:
-        """A worker has the trainable."""
+        """Admit a worker that has the trainable, or warn that it is not used."""
         worker = WorkerId(description.worker)
         with self._lock:
             if self._environment is None:
@@ -97,13 +97,13 @@ class Membership:
         self._joined()
 
     def incarnation_of(self, worker: WorkerId) -> str:
-        """Return the incarnation of a worker at this moment, empty if none is known."""
+        """Return the current incarnation of a worker; ``""`` if it is unknown."""
         with self._lock:
             early = self._early.get(worker) if self._environment is None else None
         return early.incarnation if early is not None else self._inbox.incarnation_of(worker)
 
     def left(self, worker: WorkerId, reason: Departure, incarnation: str | None = None, message: str = "") -> None:
-        """A worker has left, unless it is another incarnation by now than the one that is given."""
+        """Record that a worker has left. If ``incarnation`` is given and is not its current one, do nothing."""
         with self._lock:
             if self._environment is None:
                 early = self._early.get(worker)
@@ -112,5 +112,5 @@ class Membership:
                 return
         if incarnation in (None, getattr(self._present.get(worker), "incarnation", None)):
             self._present.pop(worker, None)
-        # Otherwise the tasks of its chains would wait forever for a worker at that address.
+        # Release its chains, whose tasks would wait forever for another worker at that address.
         self._lost(self._inbox.leave(worker, reason, message, incarnation=incarnation))

@@ -32,9 +32,9 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """What a training process has loaded, and where. ``cuda``: whether there is a CUDA device. ``slots``: number of
-    chains that it trains side by side. ``devices``: UUIDs of the devices on which it trains; empty if it shares one
-    intentionally."""
+    """The state of a training process that has loaded the trainable. ``cuda``: whether there is a CUDA device.
+    ``slots``: number of chains that it trains side by side. ``devices``: UUIDs of the devices on which it trains; empty
+    if it shares a device intentionally."""
 
     cuda: bool = False
     environment: Environment | None = None
@@ -44,7 +44,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Description(Loaded, frozen=True):
-    """A worker's description of itself once it has the trainable. ``incarnation``: its training process's name."""
+    """A worker's description of itself once it has the trainable. ``incarnation``: name of its training process."""
 
     worker: str
     host: str
@@ -68,14 +68,14 @@ class Expect(msgspec.Struct, frozen=True, tag=True):
 
 
 class BeginAudit(msgspec.Struct, frozen=True, tag=True):
-    """Audit, unless anything trains on the worker. ``checkpoints``: the store, pickled."""
+    """Start an audit, unless the worker is training. ``checkpoints``: the pickled checkpoint store."""
 
     audit: Audit
     checkpoints: bytes
 
 
 class EndAudit(msgspec.Struct, frozen=True, tag=True):
-    """End an audit at once, if it runs."""
+    """End an audit at once, if it is running."""
 
     audit: AuditId
 
@@ -128,8 +128,8 @@ class Train(msgspec.Struct, frozen=True, tag=True):
 
 
 class Follow(msgspec.Struct, frozen=True, tag=True):
-    """Join a chain's gang as number ``rank``; its leader waits at ``address``. The reply is the reason why joining
-    failed, or an empty string."""
+    """Join a chain's gang as member ``rank``. The gang's leader waits at ``address``. The reply is the reason why
+    joining failed, or an empty string."""
 
     chain: Chain
     address: str
@@ -156,7 +156,7 @@ class Forget(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
-    """Reply with :class:`Pong` at once, whatever the process does otherwise."""
+    """Reply with :class:`Pong` at once, even during a step."""
 
 
 class Finish(msgspec.Struct, frozen=True, tag=True):
@@ -174,14 +174,14 @@ class Reported(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The encoded result of the request to train the chain ``of``, or without ``of``, of the last other request."""
+    """The encoded result of a request. ``of``: the chain, if it was a request to train; ``None`` for other requests."""
 
     value: msgspec.Raw = msgspec.Raw(b"\xc0")  # nil
     of: ChainId | None = None
 
 
 class Raised(msgspec.Struct, frozen=True, tag=True):
-    """A request raised ``kind``: either an error to show to the user, or an internal error."""
+    """A request raised an exception of class ``kind``: an error to show to the user, or an internal error."""
 
     kind: str
     text: str
@@ -190,7 +190,7 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
 
 
 class Received(msgspec.Struct, frozen=True, tag=True):
-    """The request to train a chain has arrived: if the process dies from now on, the chain may be the cause."""
+    """The request to train a chain has arrived. If the process dies after this, the chain may be the cause."""
 
     of: ChainId
 
@@ -201,8 +201,8 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
 
 Reply = Reported | Done | Raised | Received | Pong
 
-# msgspec gathers what it must know of a class when the first decoder of it is made. Two threads that do so at once can
-# crash the process, so that all decoders are made on import.
+# msgspec inspects a class when its first decoder is created. Two threads that do so at the same time can crash the
+# process. Therefore all decoders are created on import.
 encode = msgspec.msgpack.Encoder().encode
 decode_chain = msgspec.msgpack.Decoder(Chain).decode
 decode_report = msgspec.msgpack.Decoder(ChainReport | Gathering).decode

@@ -1,4 +1,4 @@
-"""Place: the cluster on which an executor trains, its own or one that it was given."""
+"""Place: the cluster on which an executor trains, given by the user or started by the executor."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hpstage.errors import UsageError
 
 @runtime_checkable
 class Cluster(Protocol):
-    """The interface of Dask's clusters. dask-gateway's cluster also has it, without being a subclass. Some clusters
-    have ``security``, too."""
+    """The interface of Dask's clusters. The cluster of dask-gateway has it without being a subclass. Some clusters also
+    have the attribute ``security``."""
 
     scheduler_address: str | None
     status: object
-    """A status of Dask's, or its name."""
+    """Dask's ``Status``, or its name."""
 
 
 class Place:
@@ -38,19 +38,20 @@ class Place:
     ) -> None:
         if given is not None and n_workers is not None:
             raise UsageError(
-                "n_workers is the size of the local cluster that hpstage starts; a cluster or client that is given has "
-                "its own size. Leave n_workers out"
+                "n_workers is the size of a local cluster that hpstage starts, but a cluster or client is given; leave "
+                "n_workers out"
             )
         if given is not None and workers_per_gpu is not None:
             raise UsageError(
-                "workers_per_gpu is only for a local cluster; on other hosts start `hpstage worker --workers-per-gpu`"
+                "workers_per_gpu is only for a local cluster; for other clusters, start workers by `hpstage worker "
+                "--workers-per-gpu N`"
             )
         self._given = given
         self._sizes = n_workers, gpus, workers_per_gpu
         self.fork_server: ForkServer | None = None
-        """Forks the training processes of the local cluster, which closes it."""
+        """The fork server for the local cluster, which closes it."""
         self.cluster: LocalCluster | None = None
-        """The local cluster, once it is started."""
+        """The local cluster, after it is started."""
 
     @property
     def is_given(self) -> bool:
@@ -61,7 +62,7 @@ class Place:
         or cluster is closed, and the errors of :func:`local_cluster`."""
         if self._given is None:
             n_workers, gpus, workers_per_gpu = self._sizes
-            server, self.fork_server = self.fork_server, None  # which closes with the cluster
+            server, self.fork_server = self.fork_server, None  # the cluster closes it
             self.cluster = local_cluster(
                 n_workers,
                 gpus=gpus,
@@ -77,7 +78,7 @@ class Place:
             if getattr(status, "name", status) in ("closing", "closed"):
                 raise UsageError(f"the given cluster, {self._given!r}, is closed; start another one")
             if isinstance(self._given, LocalCluster) and not self._given.asynchronous:
-                return self._given, None  # whose event loop the client shares, which spares waking up another thread
+                return self._given, None  # the client then uses its event loop, which avoids waking up another thread
             return address, getattr(self._given, "security", None)
         # A client that has just lost its scheduler has status "connecting", and still knows the address.
         if self._given.status not in ("running", "connecting") or self._given.scheduler is None:

@@ -1,8 +1,8 @@
 """Uses of Dask's private names; no other module of this project uses any.
 
-Reviewed and tested with distributed 2025.1.0 and 2026.8.0. There is no public equivalent: a client cannot be configured
-not to reconnect or to end its event loop in any case, nor a cluster to start workers in the foreground, where errors
-are raised, nor estimates of sizes to draw from a generator of their own.
+Reviewed and tested with distributed 2025.1.0 and 2026.8.0. There are no public equivalents for: a client that never
+reconnects and always ends its event loop; a cluster that starts workers in the foreground, where errors are raised;
+estimates of sizes that draw from a separate random generator.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class ClientOnce(Client):  # type: ignore[misc]
 
     def close(self, *arguments: Any, **kwargs: Any) -> None:
         super().close(*arguments, **kwargs)
-        # Dask leaves it, too, after the scheduler has closed the connection. Not again when it is deleted: that may be
-        # while this thread starts another loop, whose lock it would wait for.
+        # Dask also leaves the event loop if the scheduler has closed the connection. It is stopped here, and not when
+        # the client is deleted: that may happen while this thread starts another loop, and would wait for its lock.
         if self._loop_runner.is_started():
             self._loop_runner.stop()
 
@@ -42,7 +42,7 @@ def start_workers(cluster: LocalCluster) -> None:
 
 
 def is_fixed(cluster: object) -> bool:
-    """Return whether a cluster's size is fixed: nobody has called its ``adapt()``."""
+    """Return whether this is a local cluster of fixed size: ``adapt()`` was not called."""
     return isinstance(cluster, LocalCluster) and cluster._adaptive is None
 
 

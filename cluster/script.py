@@ -1,6 +1,6 @@
-"""Importing the driver's script in training processes, as the processes of multiprocessing do.
+"""Importing the driver's script in training processes, as multiprocessing does.
 
-Its module-level code (a default dtype, a folder on ``sys.path``) thus also takes effect where its trainable trains.
+The script's module-level code (a default dtype, a folder on ``sys.path``) thus also takes effect in training processes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _KEYS = ("init_main_from_name", "init_main_from_path")
 
 
 def this_script() -> dict[str, str]:
-    """Return the argument for :func:`import_script` in another process; empty in a console or a notebook."""
+    """Return the argument of :func:`import_script` for another process; empty in a console or a notebook."""
     data: dict[str, Any] = spawn.get_preparation_data("")
     if not os.path.isfile(data.get("init_main_from_path", __file__)):
-        return {}  # such as "<stdin>", of a program that Python reads from a pipe
+        return {}  # such as "<stdin>", if Python reads the program from a pipe
     return {key: data[key] for key in _KEYS if key in data}
 
 
@@ -38,7 +38,7 @@ def import_script(script: dict[str, str]) -> None:
     except SystemExit as leave:
         if leave.code not in (None, 0):
             raise
-        # The script exits if it is imported; what was sent of it does not need it.
+        # The script exits when it is imported. The trainable does not need it: its definitions were sent.
     finally:
         del process._inheriting
 

@@ -1,6 +1,6 @@
-"""Dask settings for training that takes hours, as environment variables for processes still to be started.
+"""Dask settings for training that takes hours, as environment variables to start processes with.
 
-A variable that is already set is not changed, except for the folder of temporary files: theirs is in it.
+Variables that are already set are kept, except the folder for temporary files: a private folder in it is used.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _BOTH = {
 }
 _SCHEDULER = {
     **_BOTH,
-    # How long a frozen worker keeps its chain. Less would kill workers during a long call into C.
+    # Time until a frozen worker is declared dead. A shorter time would kill workers during a long call into C.
     "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "60s",
-    # The driver takes back the chain of a lost worker. With 0, Dask would fail its task first, as if its code were bad.
+    # The driver retries the chain of a lost worker. With 0, Dask would fail the task before, as if its code were wrong.
     "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "3",
 }
 _WORKER = {
@@ -34,8 +34,8 @@ _WORKER = {
 def dask_folder() -> str:
     """Return a private folder of this account inside Dask's temporary directory; create it if it is missing.
 
-    A scheduler, a worker and its training processes import modules from it first. By default, Dask uses a folder with a
-    fixed name there, even if another account has created that folder, and may replace the files in it.
+    Schedulers, workers and training processes search this folder first when they import modules. Dask's default is a
+    folder with a fixed name, even if another account has created it and can replace its files.
     """
     return private_folder(dask.config.get("temporary-directory"))
 

@@ -1,7 +1,7 @@
-"""Packs a trainable for sending it to training processes, and explains failures.
+"""Pack a trainable to send it to training processes, and explain failures.
 
-The trainable is sent with the settings that this process has changed. Training processes import the modules that this
-process has imported, and the script, but do not run the script's code under ``if __name__ == "__main__":``.
+The trainable is sent with the settings that this process has changed. Training processes import its modules and the
+script, but do not run the script's code under ``if __name__ == "__main__":``.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from hpstage.training.identity.settings import refuse_modes, settings_here, writ
 
 
 def pack(trainable: object, libraries: Collection[str]) -> bytes:
-    """Pickle the trainable with cloudpickle: definitions in its script are included, its imports are not.
+    """Pickle the trainable with cloudpickle. Definitions in its script are included, modules that it imports are not.
 
-    A process that unpickles it first applies the settings of this one: those of Python, of NumPy, and of the
-    ``libraries`` that its code names.
+    A process that unpickles it first applies the settings of this process: those of Python, of NumPy, and of the
+    ``libraries`` that the trainable's code uses.
 
     Raises:
-        UsageError: a part of it cannot be sent; the message names the attribute that holds it.
-        StateError: a mode of torch is active, which would be missing in training.
+        UsageError: a part of the trainable cannot be pickled; the message names the attribute that holds the part.
+        StateError: a mode of torch is active here; training processes would not have it.
     """
     refuse_modes()
     try:
@@ -36,19 +36,19 @@ def pack(trainable: object, libraries: Collection[str]) -> bytes:
     except Exception as error:
         name = type(trainable).__name__ if not callable(trainable) else getattr(trainable, "__name__", "it")
         where = _culprit(trainable)
-        place = f"its attribute {where!r}" if where else "something it refers to"
+        place = f"its attribute {where!r}" if where else "an object it refers to"
         raise UsageError(
-            f"{name} cannot be sent to the workers, since {place} cannot be pickled ({error}); make it where it is "
-            f"used (in model() or dataset() of a TorchTrainable, in setup(), or in the function), and name it in "
-            f"`stateless` if training does not depend on it; or leave it out in __getstate__"
+            f"{name} cannot be sent to the workers, since {place} cannot be pickled ({error}). Create the object where "
+            f"it is used (in model() or dataset() of a TorchTrainable, in setup(), or in the function), and name it in "
+            f"`stateless` if training does not depend on it; or omit it in __getstate__"
         ) from error
     return packed
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-    """Pickles modules of a subclass of ``ModuleType``, such as ``torch.backends``, by name as well. Classes that are
-    sent whole keep their qualified names, by which their code is identified, also if they are defined in functions or
-    other classes. Code objects keep their file names, which tracebacks show."""
+    """A pickler that also pickles modules of a subclass of ``ModuleType``, such as ``torch.backends``, by name. Classes
+    that are pickled by value keep their qualified names, which identify their code, even if they are defined in
+    functions or other classes. Code objects keep their file names, which tracebacks show."""
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -67,7 +67,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
 
 
 _NO_FILE = "<dynamic-code>"
-"""The file name that cloudpickle uses instead."""
+"""The file name that cloudpickle would use instead."""
 
 
 def _dumps(value: object) -> bytes:
@@ -77,7 +77,7 @@ def _dumps(value: object) -> bytes:
 
 
 class _Shipped:
-    """Pickles so that unpickling applies the settings and returns the trainable itself."""
+    """A trainable with settings. Unpickling it applies the settings, and returns the trainable itself."""
 
     def __init__(self, trainable: object, settings: Mapping[str, Any], patched: Mapping[str, str]) -> None:
         self._parts = trainable, settings, patched
@@ -90,7 +90,7 @@ def _unpacked(trainable: object, settings: Mapping[str, Any], patched: Mapping[s
     """Apply the settings of the process that packed the trainable; return the trainable.
 
     Raises:
-        UsageError: a setting cannot be applied, or libraries were patched there, and not here.
+        UsageError: a setting cannot be applied, or libraries were patched in that process, but not in this one.
     """
     try:
         write_all(settings)
@@ -101,15 +101,15 @@ def _unpacked(trainable: object, settings: Mapping[str, Any], patched: Mapping[s
         names = ", ".join(place.replace(":", ".") for place in missing[:_NAMED])
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         raise UsageError(
-            f"{names}{more}: the search's process has put your code there, and the training process has not. Trials "
-            f'would train without it. Do it at module level, above `if __name__ == "__main__":` or in a module that '
-            f"the trainable's module imports, or in model()"
+            f"your code has set {names}{more} in the search's process, but not in the training process. Set it "
+            f'at module level, above `if __name__ == "__main__":` or in a module that the trainable\'s module imports, '
+            f"or in model()"
         )
     return trainable
 
 
 _NAMED = 5
-"""Maximum number of places that are named."""
+"""Maximum number of replaced names in a message."""
 
 
 def _culprit(value: object) -> str | None:

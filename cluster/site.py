@@ -1,6 +1,6 @@
-"""Site: a run's training process on one worker and its chains, and the tasks that make it train.
+"""Site: the part of a run on one worker (a training process and its chains), and the Dask tasks that use it.
 
-All of this runs on the worker's event loop without blocking it; training takes place in the other process.
+This code runs on the worker's event loop, and does not block it; training takes place in the training process.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ from hpstage.plan.messages import AuditId, ChainEnded
 logger = logging.getLogger("hpstage")
 
 _GRACE = 2.0
-"""Seconds for a training process to end its step and close. Dask's nanny kills a worker after four."""
+"""Seconds for a training process to end its step and close. Dask's nanny kills a worker after 4 s."""
 _TURN = 5.0
 """Seconds that a gang waits for a worker on which another run trains."""
 _LOOK = 0.02
 """Seconds between two checks whether the last chains of a departing worker have ended."""
-_GANG_LEFT = "the leader of its gang has left, and it still waited for that"
-"""The reason for ending a process that has done nothing wrong."""
+_GANG_LEFT = "it waited for the leader of its gang, which has left"
+"""The reason for ending a process whose chain is not to blame."""
 
 _turns: WeakKeyDictionary[Worker, Turn] = WeakKeyDictionary()
 
@@ -80,8 +80,8 @@ class _Replaced(TrainingProcessLost):
 class Site:
     """The part of a run on one worker: a training process, and its current chains.
 
-    A process that has ended is replaced; the driver sees this as one worker dying and another joining. Each process is
-    admitted by its own description, since it may have loaded other files.
+    A process that has ended is replaced. For the driver, a worker has died and another one has joined. Each process is
+    admitted by its own description, since it may have loaded other files than the last one.
     """
 
     def __init__(self, name: str, worker: Worker, load: Load, silence: float) -> None:
@@ -98,25 +98,25 @@ class Site:
         self._leaving = False  # begin no more chains
         self._gone = asyncio.Event()
         self._running: dict[ChainId, str] = {}  # the current chains, and their tasks' keys
-        self._direct: set[asyncio.Task[Any]] = set()  # those that train chains without one of Dask's
+        self._direct: set[asyncio.Task[Any]] = set()  # tasks that train chains, but are not Dask tasks
         self._entering = asyncio.Lock()
         self._losing = asyncio.Lock()
         self._sharing = 0  # number of chains that share this run's turn
         self._early: defaultdict[ChainId, list[Order]] = defaultdict(list)  # orders received before their chain
         self._abandoned: set[str] = set()
-        self._following: dict[str, ChainId] = {}  # by task: a chain of which this worker is in the gang
-        self._led = ""  # the one of these tasks for which the process follows
-        self._calls: list[asyncio.Task[None]] = []  # to the others of the last gang that it leads
-        self._alone = asyncio.Lock()  # held while its process follows
+        self._following: dict[str, ChainId] = {}  # by task key: chains whose gangs this worker belongs to
+        self._led = ""  # key of the task for which the process is following a leader
+        self._calls: list[asyncio.Task[None]] = []  # calls to the other workers of the last gang that it leads
+        self._alone = asyncio.Lock()  # held while the process is following a leader
         self._meetings: defaultdict[ChainId, Meeting] = defaultdict(Meeting)
-        self._refusals: dict[ChainId, str] = {}  # why one of a chain's gang does not come
+        self._refusals: dict[ChainId, str] = {}  # by chain: why a worker does not join its gang
         self._auditing = Auditing(name, worker, load, self._environment)
         self._ends: set[asyncio.Task[None]] = set()  # of audits
         worker.handlers[name] = self.control
         worker.handlers[handler_of(name)] = self.meet
 
     async def open(self) -> None:
-        """Start a training process; return once the driver has been notified that it is ready, or why it is not."""
+        """Start a training process. Return after the driver was notified that it is ready, or why it is not."""
         try:
             await self._bring_up()
         finally:
@@ -128,15 +128,15 @@ class Site:
             loaded = await self._start()
         except TrainingProcessLost as error:
             if self._closed:
-                return  # it was killed for that
+                return  # the process was killed by closing
             logger.warning("worker %s: the training process %s while it was set up", self._worker.address, error)
             killed = self._was_killed
             try:
                 loaded = await self._start()  # the cause may not have been the trainable
             except TrainingProcessLost as again:
-                # The trainable does not do that itself.
+                # A trainable does not kill its process.
                 kind: Literal["trainable", "killed"] = "killed" if killed or self._was_killed else "trainable"
-                loaded = _unable(f"the training process {again} while it was set up, as the one before it", kind)
+                loaded = _unable(f"the training process {again} while it was set up, and so did the one before", kind)
         if self._closed:
             return
         before = self.description
@@ -145,11 +145,11 @@ class Site:
             incarnation=uuid.uuid4().hex,
             host=socket.gethostname(),
             pid=self._trainer.pid if isinstance(self._worker, LocalWorker) and self._trainer else os.getpid(),
-            # Each chain is a task, of which Dask runs as many as the worker has threads.
+            # Each chain is a Dask task, and Dask runs as many tasks at a time as the worker has threads.
             **asdict(loaded) | {"slots": min(loaded.slots, self._worker.state.nthreads)},
         )
         if loaded.problem is not None or (before is not None and before.environment != loaded.environment):
-            # The driver will refuse it; end the process, so that nothing is trained even if the message is lost.
+            # The driver will refuse this process. End it, so that it trains nothing even if the message is lost.
             trainer, self._trainer = self._trainer, None
             if trainer is not None:
                 await trainer.finish(_GRACE)
@@ -174,11 +174,11 @@ class Site:
         return await trainer.answer(decode_loaded)
 
     def _notice(self, clause: str) -> None:
-        """Make the driver log a notice about the training process."""
+        """Make the driver log a notice about the training process. ``clause``: a text without its subject."""
         publish(self._worker, self._name, {"notice": f"worker {self._worker.address}: its training process {clause}"})
 
     async def _keep(self) -> None:
-        """Start a new process whenever one has ended."""
+        """Start a new process whenever the current one has ended, until the site is closed."""
         while self._trainer is not None:
             trainer = self._trainer
             await trainer.ended()
@@ -191,7 +191,7 @@ class Site:
                 self._settled.set()
 
     async def _lose(self, trainer: Trainer) -> None:
-        """Report the end of a process to the driver. Does so once per process, and returns when it is done."""
+        """Report the end of a process to the driver, once per process; return after it was reported."""
         async with self._losing:
             if self._trainer is trainer and not self._closed:
                 await trainer.read_out()
@@ -201,7 +201,7 @@ class Site:
 
     def _report_loss(self, trainer: Trainer, how: str) -> None:
         message = f"its training process {how}"
-        if not isinstance(self._worker, LocalWorker):  # else the driver logs it in this process
+        if not isinstance(self._worker, LocalWorker):  # otherwise the driver, in this process, logs it
             logger.warning("worker %s: %s", self._worker.address, message)
         to_blame = trainer.given_up != _GANG_LEFT and not trainer.received.isdisjoint(self._running)
         reason = "died" if to_blame else "closed"
@@ -232,7 +232,7 @@ class Site:
                 trainer.send(decode_request(request))
                 return await trainer.answer(decode_answer)
             except TrainingProcessLost:
-                return None  # the task that keeps the process notifies the driver
+                return None  # _keep() notifies the driver
             finally:
                 self._abandoned.discard(key)
 
@@ -246,33 +246,33 @@ class Site:
                 return
             if chain.id in self._refusals:
                 report = apart(report, self._refusals[chain.id])
-            # Immediately over the feed, which may lose reports, and all together in the result, which may not.
+            # Sent at once over the feed, which may lose reports, and again in the result, which is reliable.
             publish(self._worker, self._name, {"chain": chain.id, "sequence": len(reports), "report": report})
             reports.append(report)
 
         async with self._shared_turn():
             async with self._alone:
-                pass  # it may still be leaving a gang
+                pass  # the process may still be leaving a gang
             trainer = None
             try:
                 trainer = await self._ready(incarnation)
                 if self._leaving:
-                    await self._gone.wait()  # the driver learns that the worker has left, and trains it elsewhere
+                    await self._gone.wait()  # when the worker has left, the driver trains the chain elsewhere
                     return reports
                 self._begin(trainer, key, Train(chain, WorkerId(slot), checkpoints))
                 await trainer.answer(decode_nothing, forward, of=chain.id)
             except asyncio.CancelledError:
-                # Dask closes the worker. The process, and those that follow it, would continue until it is killed.
+                # Dask closes the worker. Without this, the process and its followers would continue until it is killed.
                 if trainer is not None:
                     trainer.send(Stop(chain.id, keep=False))
                 raise
             except _Replaced:
-                # What described the process that is there now was lost, with a scheduler. The chain is not to blame.
+                # The description of the current process was lost with a scheduler. The chain is not to blame.
                 forward(encode(ChainEnded(chain.id, WorkerId(slot), "stopped", time.time())))
                 publish(self._worker, self._name, {"ready": encode(self.description), "worker": self._worker.address})
             except TrainingProcessLost as error:
                 if trainer is not None:
-                    await self._lose(trainer)  # before the result, so that the driver counts one loss, the worker's
+                    await self._lose(trainer)  # before the result: the driver then counts only the loss of the worker
                 if not reports or not isinstance(decode_report(reports[-1]), ChainEnded):
                     message = f"the training process {error}"
                     reports.append(encode(ChainEnded(chain.id, WorkerId(slot), "lost", time.time(), message=message)))
@@ -282,7 +282,7 @@ class Site:
             if key in self._abandoned:
                 self._abandoned.discard(key)
                 if trainer is not None:
-                    trainer.send(Forget())  # there may be no further chain
+                    trainer.send(Forget())  # this may have been the last chain
         return reports
 
     async def train_directly(self, *arguments: Any) -> list[bytes]:
@@ -303,25 +303,25 @@ class Site:
             )
         except OSError:
             logger.warning("worker %s cannot reach %s", self._worker.address, member, exc_info=True)
-            return  # if it has left, the driver stops the chain
+            return  # if the worker has left, the driver stops the chain
         if not comes and gathering.chain in self._running and self._trainer is not None:
             self._refusals[gathering.chain] = f"worker {member} could not train with others: {BUSY}"
             self._trainer.send(Stop(gathering.chain, keep=False))
 
     async def meet(self, chain: str, address: str) -> bool:
-        """Handle the call of a gang's leader, which passes the meeting address; return whether this worker joins."""
+        """Handle the call of a gang's leader, which passes the meeting address. Return whether this worker joins."""
         comes = await self._meetings[ChainId(chain)].call(address, _TURN)
         if not comes:
             self._meetings.pop(ChainId(chain), None)
         return comes
 
     async def follow(self, key: str, encoded: bytes, checkpoints: bytes, rank: int, incarnation: str) -> str:
-        """Train a chain with the worker that leads it; return why it could not be joined, or an empty string."""
+        """Train a chain together with the leader of its gang. Return why joining failed, or an empty string."""
         chain = decode_chain(encoded)
         self._following[key] = chain.id
         try:
-            # Before its turn, and for a limited time: its leader may wait behind another run, whose gang is formed the
-            # other way round.
+            # Wait before taking a turn, and for a limited time: the leader may be waiting for another run, whose leader
+            # is this worker.
             async with asyncio.timeout(GATHER_SECONDS):
                 address = await self._meetings[chain.id].join()
             async with AsyncExitStack() as stack:
@@ -337,7 +337,7 @@ class Site:
         except TimeoutError:
             return BUSY
         except TrainingProcessLost:
-            return ""  # the task that keeps the process notifies the driver
+            return ""  # _keep() notifies the driver
         finally:
             self._led = "" if self._led == key else self._led
             del self._following[key]
@@ -351,7 +351,7 @@ class Site:
         for order in self._early.pop(chain, ()):
             trainer.send(order)
         if len(self._running) == 1:
-            self._early.clear()  # orders for other chains are too late
+            self._early.clear()  # the other orders are for chains that have ended
         if key in self._abandoned:
             trainer.send(Stop(chain, keep=False))
 
@@ -360,7 +360,7 @@ class Site:
 
     @asynccontextmanager
     async def _shared_turn(self) -> AsyncIterator[None]:
-        """Hold a turn, which the chains of this run share unless another run waits for its turn."""
+        """Hold a turn. The chains of this run share it, unless another run is waiting for its turn."""
         turn = self._turn()
         async with self._entering:
             if not self._sharing or turn.waiting:
@@ -375,7 +375,7 @@ class Site:
                 turn.lock.release()
 
     def control(self, orders: bytes) -> None:
-        """Handle Dask messages with orders for the current or next chain."""
+        """Handle a Dask message with orders for the current or the next chains."""
         for order in decode_orders(orders):
             if isinstance(order, Expect):
                 if self._trainer is not None:
@@ -406,7 +406,7 @@ class Site:
         self._abandoned.add(key)
         if key in self._following:
             self._dismiss(key)
-            # If the leader's host has vanished without a word, the process waits for it forever.
+            # If the leader's host was lost without closing its connections, the process would wait for it forever.
             asyncio.get_running_loop().call_later(_GRACE, self._give_up, key)
         for chain in [chain for chain, task in self._running.items() if task == key]:
             if self._trainer is not None:
@@ -459,30 +459,30 @@ def _unable(summary: str, kind: Literal["trainable", "killed"] = "trainable") ->
 
 
 async def run_chain(run: str, key: str, chain: bytes, checkpoints: bytes, slot: str, incarnation: str) -> list[bytes]:
-    """Dask task: train a chain in this incarnation of a worker and return all its reports, encoded."""
+    """Train a chain in this incarnation of a worker, and return all its encoded reports. A Dask task."""
     return await _site(run).train(key, chain, checkpoints, slot, incarnation)
 
 
 async def follow_chain(run: str, key: str, chain: bytes, checkpoints: bytes, rank: int, incarnation: str) -> str:
-    """Dask task: train a chain in another worker's gang; return why it could not be joined, or an empty string."""
+    """Train a chain in another worker's gang. Return why joining failed, or an empty string. A Dask task."""
     return await _site(run).follow(key, chain, checkpoints, rank, incarnation)
 
 
 async def answer(run: str, key: str, request: bytes) -> dict[str, Any] | None:
-    """Dask task: answer a :class:`TryOut`, a :class:`Measure` or a :class:`LookAt`, encoded."""
+    """Answer an encoded :class:`TryOut`, :class:`Measure` or :class:`LookAt`. A Dask task."""
     return await _site(run).answer(key, request)
 
 
 def _site(run: str) -> Site:
     plugin = get_worker().plugins.get(name_of(run))
     if plugin is None or plugin.site is None:
-        raise ClusterError(f"run {run} is over, or its trainable never reached {platform.node()}")
+        raise ClusterError(f"run {run} has ended, or its trainable never reached {platform.node()}")
     site: Site = plugin.site
     return site
 
 
 def described(run: str, dask_worker: Worker) -> bytes | None:
-    """Return this worker's description, encoded; ``None`` if the plugin is not installed yet."""
+    """Return the worker's encoded description; ``None`` if the plugin is not installed yet."""
     plugin = dask_worker.plugins.get(name_of(run))
     if plugin is None or plugin.site is None or plugin.site.description is None:
         return None

@@ -1,8 +1,8 @@
 """A worker under a supervisor: ``python -m hpstage.cluster.supervised_worker PID ARGUMENTS-OF-DASK-WORKER``.
 
-The worker dies with its supervisor, however that ends. The module is also a ``--preload`` of Dask: on SIGTERM, the
-worker saves the states of its running chains and then retires. Spot instances and evicted pods receive SIGTERM some
-time before their end. The scheduler then knows that the worker leaves voluntarily, and blames none of its tasks.
+The worker dies with its supervisor, for whatever reason that ends. Dask also loads this module by ``--preload``: on
+SIGTERM, which spot instances and evicted pods receive some time before their end, the worker saves the states of its
+running chains and retires. The scheduler then knows that the worker leaves voluntarily, and blames none of its tasks.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from distributed import Worker
 from hpstage.execution.lifetime import die_with
 
 _KEEPING = 8.0
-"""Seconds for saving states. Together with those below, it is less than what the supervisor grants."""
+"""Maximum seconds for saving states. With _RETIRING, it is less than the supervisor's limit."""
 _RETIRING = 10.0
-"""Seconds to wait for the scheduler's answer, since it may be gone, too."""
+"""Maximum seconds to wait for the scheduler's answer, since the scheduler may have ended, too."""
 
 
 async def dask_setup(worker: Worker) -> None:
-    """Called by Dask in the worker's process."""
+    """Retire the worker on SIGTERM. Dask calls this when it preloads the module."""
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()  # the loop holds its tasks weakly
     loop.add_signal_handler(signal.SIGTERM, lambda: tasks.add(loop.create_task(_retire(worker))))
@@ -34,7 +34,7 @@ async def _retire(worker: Worker) -> None:
 
     sites = [plugin.site for plugin in worker.plugins.values() if isinstance(plugin, TrainingPlugin)]
     keeping = asyncio.gather(*(site.leave() for site in sites if site is not None))
-    with suppress(TimeoutError):  # then what was trained since the last boundary is trained again
+    with suppress(TimeoutError):  # steps since the last boundary are then trained again
         await asyncio.wait_for(keeping, _KEEPING)
     # Not worker.close_gracefully(): it never returns if the scheduler does not answer.
     retiring = worker.scheduler.retire_workers(

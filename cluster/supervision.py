@@ -1,4 +1,4 @@
-"""Keeps worker processes running until stopped. For the chain of one that dies, see
+"""Keep worker processes running until stopped. The chain of a worker that dies is handled by
 :mod:`hpstage.scheduler.lost_workers`."""
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 30.0
 _STEADY = 60.0
-"""A process that ran for this many seconds is restarted without an increased delay."""
+"""After a process ran for this many seconds, the delay of its restart is reset."""
 _GRACE = 20.0
-"""Seconds for processes to end. Cluster schedulers kill them after 30."""
+"""Seconds for processes to end. Cluster schedulers kill them after 30 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,14 @@ class Child:
 
 
 class Supervisor:
-    """Starts processes and restarts them when they end, with increasing delays if they end quickly.
+    """Starts processes, and restarts them when they end, with increasing delays if they end quickly.
 
-    The first SIGTERM or SIGINT is forwarded as SIGTERM, for an orderly end; the second kills.
+    The first SIGTERM or SIGINT is forwarded as SIGTERM, for an orderly end. The second one kills the processes.
 
     Args:
         children: the processes to run.
         ready: returns when a process may be started; called before each start, never concurrently.
-        log: called with a line for the user.
+        log: called with each line for the user.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Supervisor:
             async with self._turn:
                 await self._ready()
             began = time.monotonic()
-            # In a separate process group, so that Ctrl-C on a terminal reaches the supervisor alone.
+            # In a separate process group: Ctrl-C on a terminal must reach only the supervisor.
             process = await asyncio.create_subprocess_exec(
                 *child.command, env=dict(child.environment), stdin=asyncio.subprocess.DEVNULL, process_group=0
             )
@@ -89,7 +89,7 @@ class Supervisor:
             self._running.discard(process)
             if time.monotonic() - began >= _STEADY:
                 delay = _FIRST_DELAY
-            self._log(f"{child.name} has ended ({_how(status)}); it is started again in {delay:g} s")
+            self._log(f"{child.name} has ended ({_how(status)}); it is restarted in {delay:g} s")
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LONGEST_DELAY)
 

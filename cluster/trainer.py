@@ -1,4 +1,4 @@
-"""A separate training process, as seen by the Dask worker's process."""
+"""A training process, as the process of the Dask worker sees it."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ logger = logging.getLogger("hpstage")
 Result = TypeVar("Result")
 
 _LAST_WORDS = 1.0
-"""Seconds to wait for the last messages of a process after its end."""
+"""Seconds to wait for the last messages of a process that has ended."""
 _LET_GO = 10.0
-"""Seconds to wait for the system to end a killed process. A process that waits in a device driver may never end."""
+"""Seconds to wait for a killed process to end. A process that waits in a device driver may never end."""
 
 
 class TrainingProcessLost(Exception):
@@ -53,17 +53,17 @@ class TrainingProcessLost(Exception):
 
 
 class Trainer:
-    """A training process, and the channel to it. Used on a single event loop, which outlives it.
+    """A training process, and the channel to it. Used on a single event loop, which outlives the process.
 
-    The process inherits this process's current search paths, open files and environment variables, but imports modules
-    itself, so that it reads the files as they are now. It ends when this process ends, for whatever reason.
+    The process inherits this process's search paths, standard streams and environment variables. It imports the user's
+    modules itself, and so reads the current files. It ends when this process ends, for whatever reason.
 
     Attributes:
-        answers, reports: number of pings that it has answered, and number of its reports.
+        answers, reports: numbers of the pings that the process has answered, and of its reports.
         received: chains that the process has received.
         killed: whether the process was killed from outside: by SIGKILL, as the system does when memory runs out, or by
             SIGTERM before the process ignored it.
-        given_up: the reason why its worker has ended it, other than its training; empty if the worker has not.
+        given_up: the reason if the worker has killed the process; otherwise empty.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Trainer:
         self.answers = self.reports = 0
         self.received: set[ChainId] = set()
         self._process = process
-        self._buried = asyncio.get_running_loop().create_future()  # whether or not the system has let it go
+        self._buried = asyncio.get_running_loop().create_future()  # done if its end is not waited for any more
         self._reader = reader
         self._writer = writer
         self._end = asyncio.create_task(self._await_end())
@@ -85,7 +85,11 @@ class Trainer:
 
     @classmethod
     async def start(cls, worker: Worker) -> Trainer:
-        """Start a process that trains for a Dask worker. Raises :class:`OSError` if the system allows no more."""
+        """Start a process that trains for a Dask worker.
+
+        Raises:
+            OSError: the system allows no more processes.
+        """
         with outputs() as files:
             process, ours = await _forked(worker, files) or await _spawned(worker, files)
         return cls(process, *await asyncio.open_connection(sock=ours))
@@ -96,7 +100,7 @@ class Trainer:
             self._writer.write(framed(message))
 
     def ping(self) -> None:
-        """Request an answer, which increments :attr:`answers`."""
+        """Request a pong, which increments :attr:`answers`."""
         self.send(Ping())
 
     async def answer(
@@ -106,8 +110,11 @@ class Trainer:
         *,
         of: ChainId | None = None,
     ) -> Result:
-        """Wait for the result of a request and return it decoded: the request to train the chain ``of``, or without
-        ``of`` the last other request. ``on_report`` is called with each encoded report before the result.
+        """Wait for the result of a request, and return it decoded.
+
+        Args:
+            on_report: called with each encoded report before the result.
+            of: the chain, for a request to train; ``None`` for the last other request.
 
         Raises:
             TrainingProcessLost: the process has ended.
@@ -140,7 +147,7 @@ class Trainer:
         self._end.add_done_callback(lambda _: watching.cancel())
 
     async def _dispatch(self) -> None:
-        """Sort the replies by request, until the process has ended."""
+        """Distribute the replies to their requests, until the process has ended."""
         try:
             while True:
                 reply = decode_reply(await self._receive())
@@ -159,15 +166,15 @@ class Trainer:
             self._writer.close()
 
     async def ended(self) -> str:
-        """Wait until the process has ended; return a description of how it ended."""
+        """Wait until the process has ended, and return a text such as ``left with exit status 1``."""
         return await asyncio.shield(self._end)
 
     async def read_out(self) -> None:
-        """After the end of the process, wait until all its messages have been read."""
+        """Wait until all messages of a process that has ended have been read."""
         await asyncio.wait([self._dispatching])
 
     def give_up(self, why: str) -> None:
-        """Kill the process, which may wait forever, without waiting until the system has ended it."""
+        """Kill the process for a reason, and treat it as ended after 10 s even if the system has not ended it."""
         self.given_up = why
         self.kill()
         asyncio.get_running_loop().call_later(_LET_GO, self._bury)
@@ -177,12 +184,12 @@ class Trainer:
             self._buried.set_result(None)
 
     def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process."""
         with suppress(ProcessLookupError):
             self._process.kill()
 
     async def finish(self, limit: float) -> None:
-        """Request the process to end; kill it after ``limit`` seconds."""
+        """Request the process to end, and kill it after ``limit`` seconds."""
         self.send(Finish())
         try:
             await asyncio.wait_for(self.ended(), limit)
@@ -200,7 +207,7 @@ class Trainer:
     async def _await_end(self) -> str:
         status = asyncio.ensure_future(self._process.wait())
         await asyncio.wait([status, self._buried], return_when=asyncio.FIRST_COMPLETED)
-        # Only a process that it left behind can still hold the other end, and nothing is expected from it.
+        # Only a child of the process can still hold the other end of the channel; no message is expected from it.
         asyncio.get_running_loop().call_later(_LAST_WORDS, self._writer.transport.abort)
         self.killed = not self.given_up and status.result() in (-signal.SIGKILL, -signal.SIGTERM)
         return f"was ended: {self.given_up}" if self.given_up else how_it_ended(status.result())
@@ -220,9 +227,9 @@ async def _forked(worker: Worker, files: tuple[int, int]) -> tuple[Forked, socke
                 path=[worker.local_directory],  # of uploaded files
             )
     except NotForked as error:
-        ours.close()  # if it is forked after all, it ends at once
+        ours.close()  # if the server forks it later, it ends at once
         level = logging.WARNING if isinstance(error, NoAnswer) else logging.INFO
-        logger.log(level, "a training process is started from scratch, which takes seconds: %s", error)
+        logger.log(level, "A training process is started without a fork, which takes seconds: %s", error)
         return None
     return forked, ours
 
@@ -238,7 +245,7 @@ async def _spawned(worker: Worker, files: tuple[int, int]) -> tuple[asyncio.subp
             stderr=files[1],
             pass_fds=[theirs.fileno()],
             env={**training_environment(), **(worker.variables if local else {})},
-            process_group=0 if local else None,  # Ctrl-C on a terminal is for the search alone
+            process_group=0 if local else None,  # Ctrl-C on a terminal must reach only the search
         )
     return process, ours
 

@@ -1,9 +1,9 @@
-"""The process in which a run trains on one worker. It holds the trainable and nothing else.
+"""The process in which a run trains on one worker.
 
-The Dask worker's other activities (its event loop draws random numbers and holds Python's lock, other runs describe
-their workloads) take place in another process. Chains run in the main thread. A second thread receives messages without
-affecting training: it decodes them and passes them on, runs no user code and draws no random numbers. Nor do two
-more: one writes states and sends the reports that had to wait for them, one fetches states for the chains to come.
+The Dask worker is another process, since its event loop draws random numbers and holds Python's lock, and other runs
+describe their workloads in it. Chains run in the main thread. A second thread receives messages, a third one writes
+states and sends the reports that had to wait for them, and a fourth one fetches states for the next chains. These
+threads run no user code and draw no random numbers, and so do not affect training.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-# Imported before any step: a step that imported it would draw numbers from it that were not keyed before the step.
+# Imported before any step: its random generator is then keyed before each step, even if a step is the first to use it.
 import numpy as np  # noqa: F401
 
 from hpstage.checkpoints import CheckpointStore, LiveCache
@@ -86,11 +86,11 @@ logger = logging.getLogger("hpstage")
 _LOOK = 0.5
 """Seconds between two checks whether memory is scarce."""
 _ORPHANED = 1
-"""Exit status when the worker is gone. Nothing reads it then."""
+"""Exit status if the worker has ended. Nothing reads it then."""
 
 
 def main(channel: int, parent: int, worker: str) -> None:
-    """Serve the Dask worker's requests, until it sends Finish or is gone.
+    """Serve the Dask worker's requests, until it sends ``Finish`` or has ended.
 
     Args:
         channel: file descriptor of this process's end of a socket.
@@ -101,7 +101,7 @@ def main(channel: int, parent: int, worker: str) -> None:
     faulthandler.enable()
     _leave_signals_to_the_worker()
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # output is seen however this process ends
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # output is shown even if this process dies
     _close_in_children(channel)
     requests: SimpleQueue[tuple[Request, Control]] = SimpleQueue()
     training = _Training(WorkerId(worker), lambda reply: _write(channel, framed(reply)))
@@ -128,7 +128,8 @@ def _end(status: int) -> NoReturn:
 
 
 def _leave_signals_to_the_worker() -> None:
-    """Ignore Ctrl-C on the terminal and SIGTERM to all processes of a job: the worker handles both and ends us."""
+    """Ignore Ctrl-C on the terminal, and SIGTERM to all processes of a job: the worker handles both, and ends this
+    process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # workers of local clusters block it
     # Not SIG_IGN, which would be inherited by processes that the user's code starts and may end with SIGTERM.
@@ -137,8 +138,8 @@ def _leave_signals_to_the_worker() -> None:
 
 
 def _close_in_children(channel: int) -> None:
-    """Close the channel in forked processes, which would otherwise hold it open after this one has ended. Close it only
-    if it is still the same file: in a fork of a fork, its number may belong to another one."""
+    """Close the channel in forked processes, which would otherwise hold it open after the end of this process. It is
+    closed only if it is still the same file: in a fork of a fork, its number may belong to another file."""
     own = os.fstat(channel)
 
     def close() -> None:
@@ -150,8 +151,8 @@ def _close_in_children(channel: int) -> None:
 
 
 def _listen(channel: int, requests: SimpleQueue[tuple[Request, Control]], training: _Training) -> None:
-    """Pass requests to the main thread and orders to their chains; end the process with its worker."""
-    controls: dict[WorkerId, tuple[ChainId, Control]] = {}  # of the last chain of each slot
+    """Pass requests to the main thread and orders to their chains, and end this process when its worker ends."""
+    controls: dict[WorkerId, tuple[ChainId, Control]] = {}  # by slot: the control of its last chain
     try:
         while True:
             match decode_request(unframed(channel)):
@@ -177,7 +178,7 @@ def _listen(channel: int, requests: SimpleQueue[tuple[Request, Control]], traini
         os._exit(_ORPHANED)
     except BaseException:
         traceback.print_exc()
-        os._exit(_ORPHANED)  # without a listener it would train forever
+        os._exit(_ORPHANED)  # without this thread, the process would never end
 
 
 def _of(controls: Mapping[WorkerId, tuple[ChainId, Control]], chain: ChainId) -> list[Control]:
@@ -185,7 +186,7 @@ def _of(controls: Mapping[WorkerId, tuple[ChainId, Control]], chain: ChainId) ->
 
 
 class _Training:
-    """Executes requests in the thread that calls :meth:`serve`, which is the main thread."""
+    """Executes requests in the main thread, which calls :meth:`serve`."""
 
     def __init__(self, worker: WorkerId, send: Callable[[Reply], None]) -> None:
         self._worker = worker
@@ -205,14 +206,14 @@ class _Training:
         self.send(Reported(encode(report), report.chain))
 
     def _report_late(self, report: ChainReport) -> None:
-        """Send a report that had to wait until a state was written. Called in the writing thread."""
+        """Send a report that had to wait until a state was written. Called in the thread that writes states."""
         try:
             self._report(report)
         except BrokenPipeError:
             os._exit(_ORPHANED)
 
     def wake(self) -> None:
-        """Make a requested chain join the running chains at their next step. May be called by any thread."""
+        """Have a requested chain join the running chains at their next step. May be called by any thread."""
         if self._bundle is not None:
             self._bundle.pause()
 
@@ -242,7 +243,7 @@ class _Training:
             try:
                 value = self._carry_out(request, control)
             except BrokenPipeError:
-                raise  # the worker is gone
+                raise  # the worker has ended
             except Exception as error:
                 self.send(_raised(error, of))
             else:
@@ -250,7 +251,7 @@ class _Training:
                     self.send(Done(msgspec.Raw(encode(value))))
 
     def _run_bundle(self, bundle: Bundle) -> None:
-        """Train to the next report, and send it."""
+        """Train until the next report, and send it."""
         try:
             report = bundle.run()
         except Exception as error:
@@ -300,12 +301,12 @@ class _Training:
         return None
 
     def _load(self, request: Load) -> Loaded:
-        """Unpack the trainable and describe this process as it would train."""
+        """Unpack the trainable, and describe this process as it is during training."""
         try:
             if request.python != PYTHON:
                 raise UsageError(
-                    f"it runs Python {PYTHON}, and the search Python {request.python}, whose code it cannot load. "
-                    f"Start the workers with Python {request.python}, or the search with theirs"
+                    f"it runs Python {PYTHON}, and the search Python {request.python}: code cannot be sent from one to "
+                    f"the other. Start the workers with Python {request.python}, or the search with Python {PYTHON}"
                 )
             if request.arguments is not None:
                 sys.argv[:] = request.arguments
@@ -313,7 +314,7 @@ class _Training:
             subject = pickle.loads(request.trainable)  # noqa: S301  # the user's own, by design
             self._trainable = as_trainable(subject)
             environment = describe(self._trainable)
-        except UsageError as error:  # it has a remedy
+        except UsageError as error:  # its message has a remedy, and needs no traceback
             return Loaded(problem=Problem(kind="trainable", summary=str(error), traceback=""))
         except (Exception, SystemExit) as error:
             return Loaded(
@@ -339,11 +340,11 @@ class _Training:
             assert self._trainable is not None, "a worker with a problem is given no chains"
             store: CheckpointStore = pickle.loads(checkpoints)  # noqa: S301  # the store, sent by the driver
             place = urlsplit(self._worker)
-            # The workers of a local cluster have no address of their own.
+            # The workers of a local cluster have no network address.
             host = "127.0.0.1" if place.scheme == "inproc" else place.hostname or "127.0.0.1"
             live = _live_cache()
             untrained = None
-            if not (self._checkpoints or isinstance(self._trainable, Bundling)):  # later, steps have been trained here
+            if not (self._checkpoints or isinstance(self._trainable, Bundling)):  # before the first step is trained
                 untrained = UntrainedFork.made(self._trainable)
             self._checkpoints = checkpoints
             self._bundle = Bundle(
@@ -359,7 +360,7 @@ class _Training:
 
 
 def _live_cache() -> LiveCache:
-    """Return a cache that releases memory when it becomes scarce, even during a step."""
+    """Return a cache that releases memory when memory becomes scarce, even during a step."""
     memory = HostMemory()
     own = os.environ.get(LIVE)
     host_bytes = memory.live_bytes() if own is None else BYTES.of(LIVE, own)

@@ -1,4 +1,4 @@
-"""Turns: runs on one worker, which share its device and core, train one after the other."""
+"""Turns: the runs on one worker, which share its device and core, train one after the other."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Detects a training process that no longer answers, or that waits for something forever.
+"""Detect a training process that no longer answers, or that seems to wait forever.
 
-A process answers pings in a separate thread, even during a step, however long the step takes. Code that holds Python's
-lock prevents it from answering, but uses the processor. A process that does neither is stopped (SIGSTOP), or waits in
-the kernel or in a driver, and nothing else would end it. :mod:`hpstage.scheduler.lost_workers` handles its chain.
+A process answers pings in a separate thread, even during a long step. Code that holds Python's lock prevents it from
+answering, but uses the processor. A process that does neither is stopped (SIGSTOP), or waits in the kernel or in a
+driver, and would never end by itself. :mod:`hpstage.scheduler.lost_workers` handles its chain.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEAST = 10.0
 _BEATS = 12
 """Number of pings within the limit."""
 _BUSY = 0.01
-"""A process that uses at least this share of a processor's time is computing."""
+"""Minimum share of a processor's time that a process uses if it is computing."""
 
 
 class Watched(Protocol):
@@ -34,12 +34,12 @@ class Watched(Protocol):
 
 
 class Watch:
-    """Pings a process, and ends it if it has not answered for too long.
+    """Pings a process, and kills it if it has neither answered nor computed for too long.
 
     Args:
-        limit: seconds after which a process that neither answers nor computes is ended.
-        training: returns whether the process should be training at this moment.
-        warn: called with a clause for the user that describes the process, which is its subject.
+        limit: seconds after which a process that neither answers nor computes is killed.
+        training: returns whether the process should be training now.
+        warn: called with a text for the user whose subject is the process, such as ``has not answered for 5 s``.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class Watch:
         self._limit = max(limit, LEAST)
         self._training = training
         self._warn = warn
-        # Both in beats: a machine that was suspended has not waited.
+        # Both count beats, not seconds: the time in which a machine is suspended does not count.
         self._silent = 0
         self._waiting = 0
 
     async def run(self) -> None:
-        """Watch until the process has ended, or is given up."""
+        """Watch until the process has ended or is killed."""
         try:
             clock = psutil.Process(self._process.pid)
             while self._silent < _BEATS:
@@ -80,8 +80,8 @@ class Watch:
             self._warn(f"has not answered for {seconds:.0f} s; it will be ended after {self._limit:.0f} s")
         elif self._waiting == _BEATS and not self._silent:
             self._warn(
-                f"has neither computed nor reported anything for {self._limit:.0f} s: it may wait forever, for a "
-                f"device, a file or another process; `py-spy dump --pid {self._process.pid}` on its host shows where"
+                f"has neither computed nor reported anything for {self._limit:.0f} s; it may wait forever for a "
+                f"device, a file or another process. `py-spy dump --pid {self._process.pid}` on its host shows where"
             )
 
 

@@ -1,6 +1,6 @@
 """The plugin that creates a run's training process on each worker.
 
-All of this runs on the worker's event loop without blocking it; training takes place in the other process.
+This code runs on the worker's event loop, and does not block it; training takes place in the training process.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
     Args:
         run: id of the run.
         trainable: the user's trainable, cloudpickled.
-        driver: host and process id of the driver. Signals to its process group (Ctrl-C on its terminal, ``timeout``)
-            must reach only the driver, not the workers that it has started.
-        script: the driver's script, for training processes of the workers that it has started.
-        silence: seconds after which a training process is ended that neither answers nor computes.
+        driver: host and process id of the driver. Signals to the driver's process group (Ctrl-C on its terminal,
+            ``timeout``) must not reach the workers that the driver has started.
+        script: the driver's script, for training processes of the workers that the driver has started.
+        silence: seconds after which a training process that neither answers nor computes is killed.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
         self._driver = driver
         self._script = script
         self._python = PYTHON
-        self._arguments = sys.argv[:]  # of the driver, which makes this object: training may parse them
+        self._arguments = sys.argv[:]  # of the driver, which creates this object; the user's code may parse them
         self._filters: list[tuple[str, _News]] = []
         self.name = name_of(run)
         self._trainable = trainable
@@ -47,9 +47,9 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
         self.site: Site | None = None
 
     async def setup(self, worker: Worker) -> None:
-        """Make a process unpack the trainable, then report to the driver that this worker is ready, or why it is not.
+        """Start a training process, and report to the driver that this worker is ready, or why it is not.
 
-        A failure is reported, not raised: a worker that joins while its plugin raises would not start.
+        A failure is reported, not raised: a joining worker would not start if its plugin raised.
         """
         host, started_by = self._driver
         script: dict[str, str] = {}
@@ -75,12 +75,12 @@ class TrainingPlugin(WorkerPlugin):  # type: ignore[misc]
         if start == "executing" and finish in ("cancelled", "released") and self.site is not None:
             self.site.abandon(key)
         elif finish == "executing" and self.site is not None:
-            self.site.make_way()  # whoever's task it is
+            self.site.make_way()  # for any Dask task, not only those of this run
 
 
 @dataclass(frozen=True, slots=True)
 class _News:
-    """Log filter: drops messages on chains and heartbeats cut off because the driver closes the worker."""
+    """A log filter that drops messages about chains and heartbeats that break when the driver closes the worker."""
 
     worker: Worker
 

@@ -92,7 +92,7 @@ def test_a_scheduler_without_certificates_warns_once_that_it_is_open(start: Star
     scheduler = start(*words, "--host", "0.0.0.0")
     scheduler.says("Scheduler at")
     scheduler.stop()
-    assert scheduler.said.count("whoever reaches this scheduler can run code on its workers") == 1
+    assert scheduler.said.count("anybody who can reach this scheduler can run code on its workers") == 1
     own = start(*words, "--host", "127.0.0.1")
     own.says("Scheduler at")
     own.stop()

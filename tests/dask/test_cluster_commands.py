@@ -127,7 +127,7 @@ def test_a_worker_whose_supervisor_is_gone_already_does_not_start() -> None:
 @pytest.mark.ci
 def test_a_worker_that_still_looks_for_its_scheduler_is_stopped(start: Start, port: int) -> None:
     command = start("worker", "--nworkers", "1", DASK_SCHEDULER_ADDRESS=f"tcp://127.0.0.1:{port}")
-    command.says("Connection refused); looking for it")
+    command.says("Connection refused); waiting for it")
     assert f"no scheduler at tcp://127.0.0.1:{port} (" in command.said
     assert command.stop(signal.SIGINT) == 0
 
@@ -156,7 +156,7 @@ def test_a_process_that_ends_at_once_is_restarted_ever_less_often() -> None:
     status, lines = supervise("import sys; sys.exit(3)", ("0.4 s", signal.SIGTERM))
     assert status == 0
     assert [line for line in lines if line != "ready"] == [
-        *(f"it has ended (exit status 3); it is started again in {delay} s" for delay in ("0.1", "0.2", "0.4")),
+        *(f"it has ended (exit status 3); it is restarted in {delay} s" for delay in ("0.1", "0.2", "0.4")),
         "stopping; interrupt again to stop at once",
     ]
 
@@ -206,8 +206,8 @@ def test_workers_that_share_a_device_know_how_many_they_are() -> None:
     assert [environment_of(worker, ["0", "1"], hide=False, workers=6)[SHARERS] for worker in range(6)] == ["3"] * 6
     assert environment_of(2, ["0", "1"], hide=False, workers=3)[SHARERS] == "2"
     for arguments, problem in (
-        ((None, 2, []), "2 workers per GPU were requested, but no GPU is used here"),
-        ((4, 2, ["0"]), "4 workers were requested, and 2 per GPU"),
+        ((None, 2, []), "2 workers per GPU were requested, but there is no usable GPU"),
+        ((4, 2, ["0"]), "4 workers and 2 workers per GPU were requested"),
         ((None, 0, ["0"]), "workers_per_gpu is 0"),
     ):
         with pytest.raises(UsageError, match=problem):
@@ -284,13 +284,13 @@ def test_variables_that_are_set_are_left_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["worker"], "which scheduler"),
+        (["worker"], "SCHEDULER is missing"),
         (["worker", "tcp://host:1", "--no-such-option"], "no-such-option"),
         (["scheduler", "--no-such-option"], "no-such-option"),
         (["worker", "host:1", "--tls-cert", __file__], "tls://host:8786"),
         (["worker", "tcp://host:1", "--tls-cert", "/not/there"], "does not exist"),
         (["worker", "tcp://host:1", "--gpus", "99"], "99 GPUs were requested"),
-        (["worker", "tcp://host:1", "--gpus", "0", "--workers-per-gpu", "2"], "no GPU is used here"),
+        (["worker", "tcp://host:1", "--gpus", "0", "--workers-per-gpu", "2"], "there is no usable GPU"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_starts(words: list[str], problem: str) -> None:
@@ -330,4 +330,4 @@ def test_a_refused_certificate_is_named_whatever_error_dask_raises(closed: bool)
     refusal.reason = "TLSV1_ALERT_UNKNOWN_CA"
     with pytest.raises(OSError, match="unknown ca") as caught:
         as_dask_raises(StreamClosedError(refusal) if closed else refusal)
-    assert _innermost(caught.value) == f"TLS fails, and the scheduler's log has the reason: {refusal}"
+    assert _innermost(caught.value) == f"TLS fails: {refusal}; the scheduler's log has the reason"

@@ -144,7 +144,7 @@ def test_forked_and_spawned_processes_report_the_same_environment(
     ("imported", "message"),
     [
         ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", "started 1 threads"),
-        ("import ctypes; ctypes.CDLL('{folder}/libcuda.so.1')", "loaded the driver of CUDA"),
+        ("import ctypes; ctypes.CDLL('{folder}/libcuda.so.1')", "loaded the CUDA driver"),
     ],
 )
 def test_a_server_with_threads_or_cuda_refuses_to_fork(
@@ -201,7 +201,7 @@ def test_what_cannot_be_imported_ahead_is_refused_by_name(
 def test_preload_together_with_a_running_fork_server_is_refused() -> None:
     server = fork_server.fork_server()
     assert server is not None
-    with closing(server), pytest.raises(UsageError, match="no effect on a fork_server="):
+    with closing(server), pytest.raises(UsageError, match="preload and fork_server exclude each other"):
         hpstage.local_cluster(1, gpus=0, preload=["torch"], fork_server=server)
 
 

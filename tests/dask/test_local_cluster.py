@@ -100,7 +100,7 @@ def test_workers_share_a_gpu_and_know_it(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_a_number_of_workers_per_gpu_needs_a_gpu_and_a_local_cluster(client: Client) -> None:
-    with pytest.raises(UsageError, match="2 workers per GPU were requested, but no GPU is used here"):
+    with pytest.raises(UsageError, match="2 workers per GPU were requested, but there is no usable GPU"):
         DaskExecutor(gpus=0, workers_per_gpu=2).open(Counter(), None)
     with pytest.raises(UsageError, match="hpstage worker --workers-per-gpu"):
         DaskExecutor(client, workers_per_gpu=2)
@@ -181,9 +181,10 @@ def test_a_script_without_a_main_guard_is_refused_before_a_worker_starts(tmp_pat
     last = done.stderr.splitlines()[-1]
     line = len(SEARCH.splitlines()) + 2
     assert last.startswith(
-        f"hpstage.errors.UsageError: training processes import your script, and so would reach line {line}"
+        "hpstage.errors.UsageError: training processes import your script, and would start the search again at line "
+        f"{line};"
     )
-    assert last.endswith('put what starts it under `if __name__ == "__main__":`')
+    assert last.endswith('put the call that starts the search under `if __name__ == "__main__":`')
     assert not (tmp_path / ".hpstage").exists()
 
 
@@ -191,7 +192,7 @@ def test_the_first_training_process_detects_an_ineffective_main_guard(tmp_path: 
     done = ran(tmp_path, f"{SEARCH}\nif Tape is not None:\n    search()\n")
     assert done.returncode == 1
     assert "UsageError: the trainable cannot be set up on worker" in done.stderr
-    assert "importing the script starts the search again; put what starts it under" in done.stderr
+    assert "importing the script starts the search again; put the call that starts the search under" in done.stderr
 
 
 @pytest.mark.ci

@@ -278,7 +278,9 @@ def test_workers_that_differ_are_refused_by_the_item_in_which_they_differ() -> N
 def test_a_value_that_importing_computes_differently_is_named_with_the_remedy() -> None:
     described = (Environment({"code": text}, loaded={"utl.now ~": text}) for text in ("1", "2"))
     one, two = (Description(f"tcp://{at}", "a", at, environment=found) for at, found in enumerate(described))
-    with pytest.raises(ClusterError, match=r"computes utl\.now again in each process.*`stateless`\. Start workers of"):
+    with pytest.raises(
+        ClusterError, match=r"computes another value of utl\.now in each process.*`stateless`.*Start workers of"
+    ):
         environment_of([one, two], None)
 
 

@@ -110,7 +110,7 @@ def test_settings_made_under_the_guard_hold_where_trials_train(tmp_path: Path) -
 def test_a_patch_made_under_the_guard_is_refused_by_name_with_a_remedy_that_works(tmp_path: Path) -> None:
     last = ran(tmp_path, main=PATCH)
     assert last.startswith("hpstage.errors.UsageError: the trainable cannot be set up on worker")
-    assert "torch.relu: the search's process has put your code there, and the training process has not" in last
+    assert "your code has set torch.relu in the search's process, but not in the training process" in last
     assert (
         'at module level, above `if __name__ == "__main__":` or in a module that the trainable\'s module imports'
         in last

@@ -58,7 +58,7 @@ def test_a_process_that_is_silent_or_idle_is_logged(beats: list[dict[str, bool]]
     watched = Watch(Process(), 60.0, lambda: True, messages.append)
     for beat in beats:
         watched.beat(**beat)
-    assert [text.partition(": it may wait")[0] for text in messages] == said
+    assert [text.partition("; it may wait")[0] for text in messages] == said
 
 
 def test_a_process_without_a_chain_is_not_logged() -> None:

@@ -72,11 +72,11 @@ def test_a_patch_of_only_this_process_is_refused_by_name_elsewhere(place: str) -
         patch.setattr(owner, name, value, raising=False)
         packed = pack(Small(), LIBRARIES)
         assert type(unpack(packed)) is Small
-    with pytest.raises(UsageError, match=rf"^{place}: the search's process has put your code there, .* has not\. .*"):
+    with pytest.raises(UsageError, match=rf"^your code has set {place} in the search's process, but not in .*\. .*"):
         unpack(packed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, lambda *given: given[-1], raising=False)  # patched, too, but by other code
-        with pytest.raises(UsageError, match=f"^{place}: "):
+        with pytest.raises(UsageError, match=f"^your code has set {place} "):
             unpack(packed)
 
 
@@ -92,7 +92,7 @@ def test_hooks_of_all_modules_and_optimizers_are_patches(place: str, register: C
     packed = pack(Small(), LIBRARIES)
     unpack(packed)
     handle.remove()
-    with pytest.raises(UsageError, match=f"^{place}: "):
+    with pytest.raises(UsageError, match=f"^your code has set {place} "):
         unpack(packed)
 
 
@@ -231,7 +231,7 @@ def test_an_entry_of_a_librarys_registry_is_found_and_refused_in_processes_witho
     assert type(unpack(packed)) is Small
     del table[key]
     assert places() == []
-    with pytest.raises(UsageError, match=f"^{re.escape(place.replace(':', '.'))}: "):
+    with pytest.raises(UsageError, match=f"^your code has set {re.escape(place.replace(':', '.'))} "):
         unpack(packed)
 
 
