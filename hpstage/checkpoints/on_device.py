@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hpstage.checkpoints.state_tree import FlatState, unflatten
+from hpstage.errors import DeviceFull
 
 
 class CudaMover:
@@ -70,7 +71,8 @@ class CudaMover:
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Return whether an error, or one of its causes, is that a device has run out of memory."""
     while error is not None:
-        if type(error).__name__ == "OutOfMemoryError" or "CUBLAS_STATUS_ALLOC_FAILED" in str(error):
+        known = isinstance(error, DeviceFull) or type(error).__name__ == "OutOfMemoryError"
+        if known or "CUBLAS_STATUS_ALLOC_FAILED" in str(error):
             return True
         error = error.__cause__
     return False

@@ -24,7 +24,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 import hpstage
 from hpstage import schedule as s
-from hpstage.errors import StateError, UsageError
+from hpstage.errors import DeviceFull, StateError, UsageError
 from hpstage.execution import verification
 from hpstage.execution.fork import Fork, obstacle
 from hpstage.plan.facts import ForkVerified, StateReached
@@ -547,6 +547,30 @@ def test_what_a_library_keeps_in_its_own_frames_raises_no_alarm(monkeypatch: pyt
 
 
 @pytest.mark.skipif(bool(obstacle()), reason="this process cannot be forked")
+class FullOnce(Small):
+    """Its device has no room for one of its steps, when that is trained for the first time in a process."""
+
+    full = steps = 0
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        if model.training:
+            FullOnce.steps += 1
+            if FullOnce.steps == FullOnce.full:
+                raise DeviceFull("CUDA out of memory. Tried to allocate 16 bytes")
+        return super().loss(model, batch)
+
+    stateless = ("steps", "full")
+
+
+def test_a_device_that_has_no_room_while_a_fork_is_verified_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = search(Small(), verify="all").best_value
+    for full in range(1, 13, 3):
+        monkeypatch.setattr(FullOnce, "steps", 0)
+        monkeypatch.setattr(FullOnce, "full", full)
+        assert search(FullOnce(), verify="all").best_value == expected
+        assert FullOnce.steps > full
+
+
 def test_where_torch_sees_a_gpu_nothing_is_trained_in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even on the CPU: torch begins threads for the gradients of each GPU, and fails in a fork, which has none."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
