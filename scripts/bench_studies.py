@@ -108,7 +108,7 @@ class Round:
             "steps requested": requested.steps_asked,
             "unique steps, apart": steps_apart,
             "unique steps, one plan": requested.steps_unique,
-            "predicted alone / one plan": requested.merge_rate,
+            "predicted alone / one plan": requested.rate,
             "predicted apart / one plan": steps_apart / requested.steps_unique,
         }
         for name, plan in (("together", together), ("after", after)):

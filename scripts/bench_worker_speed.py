@@ -242,7 +242,9 @@ def summarise(rounds: dict[str, list[Block]]) -> dict[str, dict[str, Any]]:
                 for block, base in zip(blocks, rounds["plain"], strict=True)
             ]
             summary[name][f"{column}_ratio"] = statistics.median(ratios)
-            summary[name][f"{column}_ratio_quartiles"] = statistics.quantiles(ratios, n=4)[::2]
+            # A single round has no quartiles.
+            quartiles = statistics.quantiles(ratios, n=4)[::2] if len(ratios) > 1 else [ratios[0], ratios[0]]
+            summary[name][f"{column}_ratio_quartiles"] = quartiles
     return summary
 
 
