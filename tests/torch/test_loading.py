@@ -144,6 +144,14 @@ def test_processes_are_not_restarted_by_another_call_of_the_function_with_a_data
     loaded.close()  # type: ignore[attr-defined]
 
 
+def test_processes_that_are_no_longer_needed_end_without_an_error() -> None:
+    """In the main thread, a DataLoader of the user's raises anywhere when a process ends with an error."""
+    trainable: Any = advance(fresh(with_workers(Loading(), 2)), 0, 2)
+    workers = trainable._data().processes._batches._workers
+    trainable.close()
+    assert [process.exitcode for process in workers] == [0, 0]
+
+
 def test_data_that_are_indexed_at_once_start_no_processes() -> None:
     trainable: Any = advance(fresh(with_workers(Small(), 4)), 0, 2)
     assert trainable._data().processes is None

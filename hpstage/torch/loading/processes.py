@@ -11,13 +11,14 @@ import logging
 import pickle
 import signal
 import sys
+import threading
 import time
 import traceback
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any, NoReturn
@@ -183,8 +184,7 @@ class Processes:
         )
         self._requests.sent.clear()
         # In the main thread, torch would set a handler that raises anywhere in training when a process dies.
-        with ThreadPoolExecutor(1, thread_name_prefix="hpstage-loading") as thread:
-            self._batches = batches = thread.submit(_iterator, loader).result()
+        self._batches = batches = _in_a_thread(lambda: _iterator(loader))
         # Also when this object is deleted: torch would wait until all requested batches are loaded.
         self._end = weakref.finalize(self, _end, batches, self._course)
         self._sent = self._what_is_sent()
@@ -215,6 +215,21 @@ class Processes:
 def _end(batches: Any, course: torch.Tensor) -> None:
     course[0] = -1  # processes skip all requests
     batches._shutdown_workers()
+
+
+def _in_a_thread(call: Callable[[], Any]) -> Any:
+    """Return the result of a call in a thread of its own. An executor's thread would not do: a process forked there
+    ends with an error, since it waits for all threads of executors, and so for its own."""
+    result = Future[Any]()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except Exception as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="hpstage-loading").start()
+    return result.result()
 
 
 def _iterator(loader: DataLoader[Any]) -> Any:
