@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +29,7 @@ import hpstage
 from hpstage.checkpoints.folder import FolderPlace
 from hpstage.driver import inputs
 from hpstage.errors import StoreError
+from hpstage.training.identity import watching
 from hpstage.training.identity.inputs import Inputs
 from tests.torch import reading
 
@@ -471,6 +473,15 @@ def test_libraries_and_the_system_are_not_inputs(folder: Path, caplog: pytest.Lo
     os.environ["HPSTAGE_TEST_OTHER"] = "another"
     assert search(Settings()) == before
     assert "Training reads" not in caplog.text
+
+
+def test_of_many_files_that_are_no_inputs_the_last_ones_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long-lived process opens its next store after any number of other files, and holds it open."""
+    monkeypatch.setattr(watching, "_MOST", 3)
+    monkeypatch.setattr(watching, "not_inputs", OrderedDict())
+    for name in "abcad":
+        watching._exclude(name)
+    assert [*watching.not_inputs] == ["c", "a", "d"]
 
 
 def test_workers_that_read_different_contents_end_the_search(folder: Path) -> None:

@@ -121,7 +121,7 @@ class Inputs:
         held = set[str]()
         if self._looks:
             self._looks -= 1
-            held = held_open() - self._held - not_inputs - {os.path.realpath(path) for path in watch.read}
+            held = held_open() - self._held - not_inputs.keys() - {os.path.realpath(path) for path in watch.read}
         for path in (*islice(watch.read, self._looked_at, None), *sorted(held)):
             place, at = os.path.abspath(path), modified(path)
             is_changed = at >= watch.began or (path in watch.updated and at != watch.read[path])

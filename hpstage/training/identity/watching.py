@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -143,8 +144,8 @@ installed."""
 imported: dict[str, str] = {}
 """Digests of source files that training has loaded as modules, by absolute path. They are kept because later searches
 in this process find the modules loaded already."""
-not_inputs: set[str] = set()
-"""Files that this process has opened, but not for the user's code."""
+not_inputs: OrderedDict[str, None] = OrderedDict()
+"""Files that this process has opened last, but not for the user's code."""
 _taken = 0  # number of bytes of the children's file already read
 _is_child = False
 
@@ -258,8 +259,8 @@ def _note(kind: str, path: object) -> None:
     if watch is None:
         # A file that hpstage reads for itself between steps, such as a state that it fetches, may still be open while
         # the next step is trained. So may a database that SQLite has closed while it holds locks on it.
-        if text and kind in (_READ, _UPDATED) and len(not_inputs) < _MOST and not _for_user(sys._getframe(3)):
-            not_inputs.add(os.path.abspath(text))
+        if text and kind in (_READ, _UPDATED) and not _for_user(sys._getframe(3)):
+            _exclude(os.path.abspath(text))
         return
     if not text:
         return
@@ -268,9 +269,17 @@ def _note(kind: str, path: object) -> None:
     if watch.knows(kind, text):
         return
     if kind != _WRITTEN and (_is_systems(place) or not _for_user(sys._getframe(3))):
-        not_inputs.add(place)
+        _exclude(place)
         return
     _record(watch, kind, place if kind == _WRITTEN else text)
+
+
+def _exclude(place: str) -> None:
+    """Record that a file is no input. Of many such files, keep the last ones: the others are closed by now."""
+    not_inputs.pop(place, None)
+    not_inputs[place] = None
+    if len(not_inputs) > _MOST:
+        not_inputs.popitem(last=False)
 
 
 def _note_source(watch: Watch | None, place: str, frame: FrameType | None) -> None:
