@@ -36,6 +36,11 @@ if ! flock --nonblock 9; then
 fi
 # Sockets do not work on every shared disk. This folder is local, and closed to other accounts.
 local=$(mktemp -d)
+# A socket's path has at most 107 bytes: redis-server cuts off the rest.
+if ((${#local} > 100)); then
+    rmdir "$local"
+    local=$(mktemp -d --tmpdir=/tmp)
+fi
 scheduler_file=$folder/scheduler-$SLURM_JOB_ID.json
 rm -f "$scheduler_file"
 
