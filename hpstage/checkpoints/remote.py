@@ -241,6 +241,8 @@ class Remote:
             folder = root.rstrip("/")
             for name in ["", *path.split("/")[:-1]]:
                 folder = f"{folder}/{name}" if name else folder
+                if "/" not in folder:  # a bucket
+                    continue
                 with suppress(FileExistsError), _as_oserror():
                     files.mkdir(folder, create_parents=False)
             return self.attempt(action)

@@ -81,10 +81,11 @@ class TestOnS3(CheckpointContract):
 
 
 @needs_s3
-def test_a_bucket_that_is_not_there_is_named_and_not_made(s3: str) -> None:
-    store = UrlCheckpoints("s3://mistyped/prefix", "workload", storage_options=s3_options(s3))
+@pytest.mark.parametrize("url", ["s3://mistyped/prefix", "s3://mistyped", "s3://mistyped/"])
+def test_a_bucket_that_is_not_there_is_named_and_not_made(url: str, s3: str) -> None:
+    store = UrlCheckpoints(url, "workload", storage_options=s3_options(s3))
     for call in (store.check, lambda: store.save(KEY, STATE, step=0, parent=None)):
-        with pytest.raises(CheckpointError, match=r"s3://mistyped/prefix: .*does not exist; see that the bucket"):
+        with pytest.raises(CheckpointError, match=rf"{url.rstrip('/')}.*: .*does not exist; see that the bucket"):
             call()
     assert list(store.keys()) == []
     with pytest.raises(CheckpointMissing):
