@@ -190,6 +190,13 @@ def test_a_search_trains_each_round_once_and_measures_what_lightgbm_would() -> N
         assert trial.value == alone.evaluate()["auc"]
 
 
+def test_a_validation_set_may_be_called_data() -> None:
+    x, y, x_valid, y_valid = arrays()
+    named = hpstage.boosting.LightGBM((x, y), {"data": (x_valid, y_valid)}, PARAMS)
+    assert [*named.valid_data] == ["data"]
+    assert [*hpstage.boosting.LightGBM((x, y), {"data": x_valid, "label": y_valid}, PARAMS).valid_data] == [""]
+
+
 def test_several_validation_sets_or_none_may_be_given() -> None:
     x, y, x_valid, y_valid = arrays()
     weighted = {"data": x_valid, "label": y_valid, "weight": np.ones(len(y_valid))}
