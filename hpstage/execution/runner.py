@@ -381,8 +381,7 @@ class ChainRunner:
             self._reruns.close()
 
     def _left_over(self, flight: Flight) -> Exception | None:
-        """Return the exception that ended training in the last step, if it is usually detected in a later step, which
-        does not follow."""
+        """Return the exception that ended training in the last step, if a later step would have raised it."""
         if self._expect is not None:
             try:
                 self._trainable.settle(flight.step)  # type: ignore[attr-defined]  # of trainables with expect()
@@ -431,8 +430,7 @@ class ChainRunner:
     def _reach(
         self, flight: Flight, boundary: Boundary, *, is_last: bool = False
     ) -> tuple[BoundaryReached, Save | None]:
-        """Perform the actions of a boundary and reset the flight's counters. Return the report, and the save that it
-        waits for, if any.
+        """Act at a boundary and reset the flight's counters. Return the report and, if it waits for one, the save.
 
         Args:
             is_last: no state follows, so a failed evaluation counts as failed training.
