@@ -115,8 +115,8 @@ class TorchTrainable(ABC):
     """Whether ``evaluate`` is the code of another library: changes that it makes are undone without a warning."""
 
     def _prepared_data(self) -> Any:
-        """Return the data set that a library's trainer has prepared for the present trial when the model was made, or
-        the batches in the trainer's order; ``None`` if the trial trains on ``dataset()``."""
+        """Return the data set or the batches that a library's trainer prepared when it created the trial's model;
+        ``None`` if the trial trains on ``dataset()``."""
         return None
 
     def _unchangeable(self, name: str, hp: Mapping[str, Scalar]) -> str:

@@ -158,7 +158,7 @@ def test_names_follow_the_conventions_and_help_says_what_is_counted() -> None:
 
 
 @pytest.mark.parametrize("name", ['<script>alert("1")</script> $x_{', 'a "quote", a \\ and a\nline', "Žluťoučký 😀"])
-def test_names_of_users_are_labels_as_they_are(cluster: LocalCluster, client: Client, name: str) -> None:
+def test_a_study_name_is_a_label_unchanged(cluster: LocalCluster, client: Client, name: str) -> None:
     journal = MemoryJournal()
     search(Steady(None), hpstage.InlineExecutor(), journal, name=name, n_trials=2)
     show(journal, client)

@@ -265,7 +265,7 @@ def test_a_process_that_outlives_its_parent_is_detected() -> None:
     os.close(write)  # it ends
 
 
-def test_states_whose_eviction_a_server_has_lost_are_known_to_be_gone() -> None:
+def test_the_oracle_finds_states_whose_eviction_a_server_has_lost() -> None:
     facts = [*BEGUN, StateLost(NodeId(0), 4, "evicted")]
     records = [msgspec.json.encode(fact) for fact in facts]
     assert evicted(records, len(BEGUN)) == {f"{0:016x}{4:016x}"}

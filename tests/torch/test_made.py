@@ -60,14 +60,14 @@ def test_a_state_names_no_function_that_does_more_than_compute(module: str, name
         decoded(("pure", module, name))
 
 
-def test_a_state_brings_no_arguments_for_functions_that_it_may_not_name() -> None:
+def test_a_state_may_not_provide_arguments_of_functions_that_it_may_not_name() -> None:
     base = Survey()
     base.named["os", "system"] = os.system
     with pytest.raises(StateError, match=r"no state may provide them"):
         Decoder(base, []).value(("partial", 0, ("named", "os", "system"), ["true"], [], []))
 
 
-def test_a_state_brings_no_arguments_for_functions_that_call_them() -> None:
+def test_a_state_may_not_provide_arguments_of_functions_that_call_their_arguments() -> None:
     assert decoded(("pure", "builtins", "max")) is max
     assert decoded(("partial", 0, ("pure", "operator", "mul"), [2], [], []))(3) == 6
     for module, name in (("builtins", "max"), ("builtins", "next"), ("numpy", "piecewise"), ("functools", "reduce")):

@@ -417,7 +417,7 @@ class OwnLearn(PPO):
         (lambda hp: ppo(stacked()), {}, "evaluation_env has other spaces than the training environment"),
     ],
 )
-def test_what_cannot_be_stepped_is_refused_by_name(make: Any, hp: Any, message: str) -> None:
+def test_an_unsupported_model_or_value_is_refused_by_name(make: Any, hp: Any, message: str) -> None:
     adapter: Any = as_trainable(StableBaselines3Trainable(make, Walk))
     adapter.setup(hp)
     with pytest.raises(HpstageError, match=message):

@@ -90,7 +90,7 @@ def _set_spawned(sequence: Any, count: int) -> None:
     names = "entropy", "n_children_spawned", "pool", "pool_size", "spawn_key"
     parts = sequence.__reduce__()[2]  # the fields in alphabetical order, as they are pickled
     if len(parts) != len(names):
-        raise TypeError("this NumPy keeps the number of spawned generators where nothing can set it")
+        raise TypeError("hpstage cannot set the number of spawned generators in this version of NumPy")
     sequence.__setstate__((parts[0], count, *parts[2:]))
 
 

@@ -132,7 +132,7 @@ def test_a_name_that_a_library_looks_up_is_not_a_hyperparameter() -> None:
     assert "KeyError: 'weight'" in failure and "hyperparameter" not in failure
 
 
-def test_a_dict_of_the_models_own_that_training_fills_may_be_empty_before() -> None:
+def test_a_dict_of_the_trainable_may_be_empty_until_training_fills_it() -> None:
     class Fills(Tape):
         version = "fills"
         seen: dict[str, float]
