@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +144,8 @@ def test_a_local_cluster_that_is_lost_is_an_error_with_a_remedy(tmp_path: Path) 
     workers(executor, 1)
     assert executor._place.cluster is not None
     executor._place.cluster.close()
-    with pytest.raises(ClusterError, match="run the same command again"):
+    with closing(executor), pytest.raises(ClusterError, match="Run the same command again"):
         until_reports(executor, lambda _: False)
-    executor.close()
 
 
 def test_attempts_to_connect_leave_no_event_loop() -> None:
