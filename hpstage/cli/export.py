@@ -54,7 +54,7 @@ def export(
             metavar="TARGET", help="File for weights; folder for all others.", show_default="named after WHAT"
         ),
     ] = None,
-    format: Annotated[Format, typer.Option(help="File format of tables.")] = Format.PARQUET,
+    format: Annotated[Format | None, typer.Option(help="File format of tables.", show_default="parquet")] = None,
     trial: Annotated[
         str | None,
         typer.Option(
@@ -94,12 +94,17 @@ def export(
     hpstage export STORE weights --trial digits/6 best.safetensors
     hpstage export STORE tensorboard
     """
+    if what != What.TABLES and format is not None:
+        raise UsageError(f"--format {format.value} is for tables; leave it out for {what.value}")
+    for option, value in (("--trial", trial), ("--step", step), ("--part", part)):
+        if what != What.WEIGHTS and value is not None:
+            raise UsageError(f"{option} {value} is for weights; leave it out for {what.value}")
     if what in _TRACKERS:
         _export_runs(store, checkpoints, what, target)
     elif what == What.WEIGHTS:
         _export_weights(store, checkpoints, target or Path("weights.safetensors"), trial, step, part)
     else:
-        _export_tables(store, target or Path("tables"), format)
+        _export_tables(store, target or Path("tables"), format or Format.PARQUET)
 
 
 _TRACKERS = (What.TENSORBOARD, What.MLFLOW, What.WANDB)

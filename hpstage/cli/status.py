@@ -119,7 +119,9 @@ class Status(msgspec.Struct, frozen=True):
 def status(
     store: options.ListedStore = None,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
-    interval: Annotated[float, typer.Option(help="Seconds between two refreshes of --watch.")] = 1.0,
+    interval: Annotated[
+        float | None, typer.Option(help="Seconds between two refreshes of --watch.", show_default="1")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one line of JSON; with --watch, a line at each change.")
     ] = False,
@@ -137,7 +139,10 @@ def status(
     hpstage status "redis://head:6379?prefix=NAME" --watch
     hpstage status STORE --json | jq .plan.merge_rate
     """
-    seconds(above=0).of("--interval", interval)
+    if interval is not None:
+        seconds(above=0).of("--interval", interval)
+        if not watch:
+            raise UsageError(f"--interval {interval:g} is for --watch; give both or neither")
     if store is None:
         stores = default_stores()
         if watch or not stores:
@@ -164,7 +169,7 @@ def status(
                 shown = text
                 if not watch:
                     return
-                time.sleep(interval)
+                time.sleep(1.0 if interval is None else interval)
         except KeyboardInterrupt:
             if not watch:
                 raise

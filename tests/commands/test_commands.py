@@ -377,6 +377,22 @@ def test_unwritable_output_and_missing_packages_are_errors_with_a_remedy(
     assert isinstance(done.exception, HpstageError) and "hpstage[report]" in str(done.exception)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["export", "STORE", "tables", "--trial", "3"], "--trial 3 is for weights; leave it out for tables"),
+        (["export", "STORE", "tables", "--step", "best"], "--step best is for weights; leave it out for tables"),
+        (["export", "STORE", "mlflow", "--part", "ema"], "--part ema is for weights; leave it out for mlflow"),
+        (["export", "STORE", "weights", "--format", "csv"], "--format csv is for tables; leave it out for weights"),
+        (["status", "STORE", "--interval", "5"], "--interval 5 is for --watch; give both or neither"),
+    ],
+)
+def test_options_without_effect_are_refused(words: list[str], message: str) -> None:
+    done = run(*words)
+    assert isinstance(done.exception, UsageError)
+    assert str(done.exception) == message
+
+
 def test_commands_that_only_read_import_nothing_heavy(searched: tuple[Path, hpstage.Result]) -> None:
     folder, _ = searched
     code = (
