@@ -21,6 +21,10 @@ from hpstage.training.code.namespaces import MISSING
 
 _LET_THROUGH = ("torch", "tqdm", "warnings", "threading", "_thread", "io", "_io")
 
+_ENTERED = ("COPY", "LOAD_SPECIAL", "SWAP", "SWAP", "LOAD_SPECIAL", "CALL")
+"""The instructions by which Python 3.14 enters a ``with`` block, once its context manager is on the stack."""
+_EXIT = 1  # the argument of LOAD_SPECIAL for __exit__
+
 
 def letting_through(frame: FrameType, held: dict[str, object]) -> frozenset[int]:
     """Return the offsets of the jumps after swallowing an exception, for the blocks that never swallow one.
@@ -83,9 +87,17 @@ def _blocks(code: CodeType) -> list[tuple[int, list[str], bool]]:
     instructions = instructions_of(code)
     found = []
     for index, instruction in enumerate(instructions[:-1]):
-        if instruction.opname != "BEFORE_WITH":
+        if instruction.opname == "BEFORE_WITH":
+            block = index + 1
+        elif instruction.opname == "COPY" and _is_exit(instructions[index + 1]):  # Python 3.14
+            block = index + len(_ENTERED)
+        else:
             continue
-        for handler in handlers(code, instructions[index + 1].offset):
+        for handler in handlers(code, instructions[block].offset):
             if instructions[handler + 1].opname == "WITH_EXCEPT_START":
                 found.append((_jump(instructions, handler + 1), *names_at(instructions, index - 1)))
     return found
+
+
+def _is_exit(instruction: Instruction) -> bool:
+    return instruction.opname == "LOAD_SPECIAL" and instruction.arg == _EXIT
