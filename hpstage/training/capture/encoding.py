@@ -426,7 +426,8 @@ class Encoder:
                 )
             if content.form[3] != before.form[3]:
                 raise StateError(
-                    f"{unmarked(record.path)} has moved from {before.form[3]} to {content.form[3]} in training"
+                    f"{unmarked(record.path)} has moved from {before.form[3]} to {content.form[3]} in training, which "
+                    f"no state can hold: move it in setup(), or a copy of it where it is used"
                 )
             form = str(dtype).removeprefix("torch."), list(shape), list(strides)
             place = (self._places.of(storable(obj)), *form)
