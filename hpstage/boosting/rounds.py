@@ -45,6 +45,7 @@ class Rounds(ABC):
     ) -> None:
         self._module()
         self.train_data = self._given(train)
+        # A "data" that is itself a data set is the name of one among several; else it is the argument of the only one.
         several = isinstance(valid, Mapping) and isinstance(valid.get("data", ()), tuple | Mapping)
         parts: Mapping[str, Any] = {} if valid is None else valid if several else {"": valid}  # type: ignore[assignment]
         self.valid_data = {name: self._given(data) for name, data in parts.items()}

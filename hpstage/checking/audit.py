@@ -68,7 +68,7 @@ def outcome_text(segment: Segment, found: Retrained, trial: str) -> str:
     """Describe the outcome of auditing a whole trial, in one sentence or two."""
     if found.apart is not None:
         return (
-            f"trial {trial} was trained again alone, from nothing, in a fresh process, and differs: {found.apart}. "
+            f"trial {trial} was trained again alone, from scratch, in a fresh process, and differs: {found.apart}. "
             f"Before, it was trained as a part of the search. Something that training depends on is in no state, or is "
             f"no function of the step: run `hpstage check` on the trainable to find it"
         )
@@ -78,7 +78,7 @@ def outcome_text(segment: Segment, found: Retrained, trial: str) -> str:
     compared = [count_of(found.metrics, "metric")] * bool(found.metrics) + [count_of(found.states, "state")]
     missing = "" if found.states or not segment.compared else ", since none can be read any more"
     return (
-        f"trial {trial} was trained again alone, {count_of(found.steps, 'step')} from nothing in a fresh process, in "
+        f"trial {trial} was trained again alone, {count_of(found.steps, 'step')} from scratch in a fresh process, in "
         f"{found.seconds:.1f} s: {' and '.join(compared)} compared{missing}, 0 differences"
     )
 

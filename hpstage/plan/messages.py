@@ -238,7 +238,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
         initial: the values at step 0, from which the trainable is set up.
         stages: consecutive; their forms give the values at each step.
         stop: number of steps after which it ends.
-        source: the saved state to begin with, at the start of the first stage; ``None``: train from nothing.
+        source: the saved state to begin with, at the start of the first stage; ``None``: train from scratch.
         compared: saved states on the way, with which the retrained states are compared.
         metrics: known metrics by step, compared in the same way.
         reported: further steps after which to report as before, since evaluating may change objects that no step reads.

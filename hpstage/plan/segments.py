@@ -33,7 +33,7 @@ def segment_of(
 
     Args:
         stop: the number of steps after which it ends.
-        source: the saved state on the branch to begin with; ``None``: training begins from nothing.
+        source: the saved state on the branch to begin with; ``None``: training begins from scratch.
         objectives: names of the metrics to compare, at saved states only; ``None``: all known metrics.
         numerics: the step backend, where the trainable leaves the choice to the search.
         captured: see :class:`Segment`.

@@ -77,7 +77,7 @@ def audit_winner(call: Call, driver: Driver, session: Session) -> None:
         logger.log(logging.INFO if found.equal else logging.WARNING, "audit='winner': %s", text)
         return
     apart = found.apart
-    ways = "as a part of the search", "alone, from nothing, in a fresh process, to audit it"
+    ways = "as a part of the search", "alone, from scratch, in a fresh process, to audit it"
     differs = StateDiffers(planned.node_at(apart.step).id, apart.step, _HERE, at, apart.what, ways)
     driver.log.write([audited, differs])
     raise StateError(f"{text}. The result is safe in study and store, but do not build on it")

@@ -1,4 +1,4 @@
-"""A notebook from nothing: a run, three branches, their difference, a search over the rest. No step is trained twice,
+"""A notebook from scratch: a run, three branches, their difference, a search over the rest. No step is trained twice,
 and every trial is bit for bit the one trained by itself."""
 
 from __future__ import annotations

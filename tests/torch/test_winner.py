@@ -84,7 +84,7 @@ def test_a_winner_that_is_not_reproduced_is_an_error_after_the_result_is_safe(
     monkeypatch.setenv("HPSTAGE_TEST_LEAK", "x" * 3)  # what training has begun with here
     study = grid()
 
-    with pytest.raises(StateError, match=r"trained again alone, from nothing.*weight is .* and was ") as raised:
+    with pytest.raises(StateError, match=r"trained again alone, from scratch.*weight is .* and was ") as raised:
         searched(Clean(), tmp_path, study, verify="off")
     assert "The result is safe" in str(raised.value)
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "COMPLETE"]

@@ -165,7 +165,7 @@ class ForkVerified(Record, frozen=True, tag=True):
 
 
 class Audited(Record, frozen=True, tag=True, omit_defaults=True):
-    """An audit trained again, in a fresh process, from the state at ``start`` (0: from nothing) to the state at
+    """An audit trained again, in a fresh process, from the state at ``start`` (0: from scratch) to the state at
     ``step`` of ``node``.
 
     ``of``: a "segment" between two checkpoints; a whole "trial", alone and with nothing captured; or the "winner"

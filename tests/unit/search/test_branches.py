@@ -1,4 +1,4 @@
-"""Branches of any trial: each as that trial trained from nothing, and no step twice."""
+"""Branches of any trial: each as that trial trained from scratch, and no step twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs without a search: each is a trial trained from nothing, and no step is trained twice."""
+"""Runs without a search: each is a trial trained from scratch, and no step is trained twice."""
 
 from __future__ import annotations
 
