@@ -123,7 +123,7 @@ def row(output: str, name: str) -> tuple[int, float]:
 # --- searches ---------------------------------------------------------------------------------------------
 
 
-def test_a_search_under_a_small_budget_ends_with_the_same_study_and_no_more_bytes(tmp_path, undisturbed) -> None:
+def test_a_small_checkpoint_budget_is_respected_and_does_not_change_the_study(tmp_path, undisturbed) -> None:
     budget = 1_000
     result = search(tmp_path, checkpoint_budget="1 kB")
     assert outcome(result) == undisturbed
@@ -145,7 +145,7 @@ def test_a_search_under_a_small_budget_ends_with_the_same_study_and_no_more_byte
     }
 
 
-def test_the_plan_knows_how_each_trial_ended(tmp_path: Path) -> None:
+def test_the_search_plan_records_the_final_state_step_and_value_of_each_trial(tmp_path: Path) -> None:
     result = search(tmp_path)
     ended = {fact.trial: fact for fact in result.journal if isinstance(fact, TrialEnded)}
     assert len(ended) == 8 and ended == result.plan.ended
@@ -155,7 +155,7 @@ def test_the_plan_knows_how_each_trial_ended(tmp_path: Path) -> None:
         assert fact.values == (trial.intermediate_values[fact.step],)
 
 
-def test_an_end_that_only_the_study_knows_is_written_by_the_next_call(tmp_path: Path) -> None:
+def test_a_resumed_search_records_the_end_of_every_trial_after_an_interrupt_in_a_callback(tmp_path: Path) -> None:
     class Stop(KeyboardInterrupt):
         pass
 
@@ -171,7 +171,7 @@ def test_an_end_that_only_the_study_knows_is_written_by_the_next_call(tmp_path: 
 
 
 @pytest.mark.parametrize("size", [-1, "", "20 quux", True])
-def test_an_invalid_budget_is_refused_before_anything_is_created(tmp_path: Path, size: object) -> None:
+def test_an_invalid_checkpoint_budget_is_refused_before_a_store_is_created(tmp_path: Path, size: object) -> None:
     with pytest.raises(UsageError, match="checkpoint_budget"):
         search(tmp_path, checkpoint_budget=size)
     assert not (tmp_path / "plan").exists()
@@ -196,7 +196,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_on_a_disk_that_is_really_full_the_search_continues(
+def test_a_search_evicts_checkpoints_and_continues_when_the_disk_is_full(
     tmp_path: Path, small_disk: Path, together: bool, undisturbed, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = small_disk / "plan" if together else tmp_path / "plan"
@@ -210,7 +210,9 @@ def test_on_a_disk_that_is_really_full_the_search_continues(
     assert keys_in(small_disk / "checkpoints", result.plan.workload) == set(result.plan.kept)
 
 
-def test_a_disk_that_is_too_small_ends_the_search_with_its_reason(tmp_path: Path, small_disk: Path) -> None:
+def test_a_search_raises_no_space_left_if_the_disk_is_too_small_for_a_checkpoint(
+    tmp_path: Path, small_disk: Path
+) -> None:
     (small_disk / "filler").write_bytes(b"x" * (7900 << 10))
     with pytest.raises(CheckpointError, match="No space left"):
         search(tmp_path, trainable=Bulky(), checkpoints=small_disk / "checkpoints")
@@ -219,7 +221,9 @@ def test_a_disk_that_is_too_small_ends_the_search_with_its_reason(tmp_path: Path
 # --- hpstage gc -------------------------------------------------------------------------------------------
 
 
-def test_what_a_crash_between_record_and_removal_leaves_is_removed_by_gc(tmp_path: Path, undisturbed) -> None:
+def test_gc_removes_orphaned_checkpoints_after_a_crash_between_journal_record_and_deletion(
+    tmp_path: Path, undisturbed
+) -> None:
     crashed = subprocess.run(
         [sys.executable, "-m", "tests.store.test_checkpoint_budget", str(tmp_path)],
         env=os.environ | {"HPSTAGE_LEASE_SECONDS": "3600"},  # whoever waited for its leases would hang
@@ -253,7 +257,7 @@ def test_what_a_crash_between_record_and_removal_leaves_is_removed_by_gc(tmp_pat
     assert outcome(search(tmp_path, checkpoints=folder)) == undisturbed
 
 
-def test_without_a_budget_what_a_record_names_stays_and_with_zero_only_what_is_needed(tmp_path: Path) -> None:
+def test_gc_keeps_all_recorded_checkpoints_without_a_budget_and_the_best_with_budget_zero(tmp_path: Path) -> None:
     result = search(tmp_path)
     folder, workload = tmp_path / "plan" / "checkpoints", result.plan.workload
     kept = keys_in(folder, workload)
@@ -271,7 +275,7 @@ def test_without_a_budget_what_a_record_names_stays_and_with_zero_only_what_is_n
     assert outcome(longer) == outcome(result)
 
 
-def test_an_interrupted_search_continues_after_gc_removed_all_unneeded_states(tmp_path: Path, undisturbed) -> None:
+def test_an_interrupted_search_resumes_after_gc_removed_all_unneeded_checkpoints(tmp_path: Path, undisturbed) -> None:
     finished = 0
 
     def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
@@ -287,7 +291,7 @@ def test_an_interrupted_search_continues_after_gc_removed_all_unneeded_states(tm
     assert outcome(search(tmp_path)) == undisturbed
 
 
-def test_while_a_driver_is_at_work_what_no_record_names_is_left(tmp_path: Path) -> None:
+def test_gc_keeps_unrecorded_checkpoints_while_a_driver_is_running(tmp_path: Path) -> None:
     result = search(tmp_path)
     store = FolderCheckpoints(tmp_path / "plan" / "checkpoints", result.plan.workload)
     store.save(StateKey("ab" * 16), {"x": 1}, step=1, parent=None)
@@ -305,7 +309,7 @@ def test_while_a_driver_is_at_work_what_no_record_names_is_left(tmp_path: Path) 
     assert done.exit_code == 0 and row(done.output, "after")[0] == len(best(result))
 
 
-def test_checkpoints_of_other_workloads_and_damaged_ones_are_left(tmp_path: Path) -> None:
+def test_gc_keeps_damaged_checkpoints_and_those_of_other_workloads(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     result = search(tmp_path, checkpoints=shared)
     other = FolderCheckpoints(shared, "another workload")
@@ -318,7 +322,7 @@ def test_checkpoints_of_other_workloads_and_damaged_ones_are_left(tmp_path: Path
     assert keys_in(shared, result.plan.workload) == {"cd" * 16, "ef" * 16} | best(result)
 
 
-def test_what_dead_writers_left_is_removed_but_not_by_a_dry_run(tmp_path: Path) -> None:
+def test_gc_removes_temporary_files_of_dead_writers_except_in_a_dry_run(tmp_path: Path) -> None:
     result = search(tmp_path)
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
@@ -332,7 +336,7 @@ def test_what_dead_writers_left_is_removed_but_not_by_a_dry_run(tmp_path: Path) 
     assert "leftovers of dead writers removed: 1" in gc(tmp_path / "plan").output and not left.exists()
 
 
-def test_states_for_future_trials_are_evicted_by_no_search_but_by_gc(tmp_path: Path) -> None:
+def test_checkpoints_of_keep_at_are_removed_by_gc_with_budget_zero_but_by_no_search(tmp_path: Path) -> None:
     result = hpstage.optimize(
         optuna.create_study(study_name="kept", direction="maximize"),
         Tape(),
@@ -359,7 +363,7 @@ def test_gc_refuses_a_folder_without_a_plan(tmp_path: Path) -> None:
     assert "checkpoints=" in str(gc("redis://127.0.0.1:1?prefix=x").exception)
 
 
-def test_the_command_prints_an_error_in_one_line_and_exits_with_1(tmp_path: Path) -> None:
+def test_the_gc_command_prints_an_error_in_one_line_and_exits_with_1(tmp_path: Path) -> None:
     script = "import sys; from hpstage.cli.app import main; sys.argv[0] = 'hpstage'; main()"
     done = subprocess.run(
         [sys.executable, "-c", script, "gc", tmp_path / "none"], capture_output=True, text=True, timeout=300
@@ -369,7 +373,7 @@ def test_the_command_prints_an_error_in_one_line_and_exits_with_1(tmp_path: Path
 
 
 @pytest.mark.redis
-def test_gc_of_a_plan_on_a_redis_server(tmp_path: Path, shared_redis: RedisServer) -> None:
+def test_gc_removes_checkpoints_of_a_plan_on_a_redis_server(tmp_path: Path, shared_redis: RedisServer) -> None:
     url = f"{shared_redis.url}?prefix=budget-test"
     result = search(tmp_path, store=url, checkpoints=tmp_path / "checkpoints")
     for wrong in (shared_redis.url, f"{shared_redis.url}?prefix=nothing"):

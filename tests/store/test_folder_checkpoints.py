@@ -78,7 +78,7 @@ HERE = [dtype for dtype in _TORCH if hasattr(torch, dtype)]
 @pytest.mark.parametrize("dtype", HERE)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3, 1)])
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
-def test_every_dtype_and_shape_of_torch_comes_back(
+def test_torch_tensors_of_every_dtype_and_shape_are_loaded_as_saved(
     store: FolderCheckpoints, dtype: str, shape: tuple[int, ...]
 ) -> None:
     _, size, count = _TORCH[dtype]
@@ -94,7 +94,7 @@ def test_every_dtype_and_shape_of_torch_comes_back(
 
 @pytest.mark.parametrize("dtype", _NUMPY)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3, 1)])
-def test_every_dtype_and_shape_of_numpy_comes_back(
+def test_numpy_arrays_of_every_dtype_and_shape_are_loaded_as_saved(
     store: FolderCheckpoints, dtype: str, shape: tuple[int, ...]
 ) -> None:
     array = (np.arange(np.prod(shape)) % 3).astype(dtype).reshape(shape)
@@ -107,7 +107,7 @@ def test_every_dtype_and_shape_of_numpy_comes_back(
     assert loaded["s"] == 1
 
 
-def test_unusual_tensors_come_back_by_value(store: FolderCheckpoints) -> None:
+def test_strided_expanded_and_tied_tensors_are_saved_by_value(store: FolderCheckpoints) -> None:
     base = torch.arange(24.0).reshape(2, 3, 4)
     state = {
         "strided": base[:, ::2, 1:3],
@@ -131,7 +131,7 @@ def test_unusual_tensors_come_back_by_value(store: FolderCheckpoints) -> None:
     assert torch.equal(loaded["conjugated"], torch.tensor([1 - 2j]))
 
 
-def test_saving_and_loading_do_not_depend_on_torchs_defaults(store: FolderCheckpoints) -> None:
+def test_saving_and_loading_ignore_torchs_default_dtype_and_device(store: FolderCheckpoints) -> None:
     torch.set_default_dtype(torch.float64)
     torch.set_default_device("meta")
     try:
@@ -142,7 +142,7 @@ def test_saving_and_loading_do_not_depend_on_torchs_defaults(store: FolderCheckp
         torch.set_default_dtype(torch.float32)
 
 
-def test_any_reader_of_safetensors_can_open_the_tensors(store: FolderCheckpoints) -> None:
+def test_the_safetensors_library_can_open_the_tensors_of_a_checkpoint(store: FolderCheckpoints) -> None:
     tensors = {
         f"{dtype}-{count}": torch.zeros(count, dtype=getattr(torch, dtype))
         for dtype in HERE
@@ -165,7 +165,7 @@ def test_any_reader_of_safetensors_can_open_the_tensors(store: FolderCheckpoints
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_truncated_file_is_noticed(store: FolderCheckpoints, name: str) -> None:
+def test_a_truncated_checkpoint_file_is_detected_on_load(store: FolderCheckpoints, name: str) -> None:
     path = saved(store) / name
     content = path.read_bytes()
     for length in (0, 1, 9, len(content) // 2, len(content) - 1):
@@ -175,7 +175,7 @@ def test_a_truncated_file_is_noticed(store: FolderCheckpoints, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_trailing_bytes_of_a_file_are_noticed(store: FolderCheckpoints, name: str) -> None:
+def test_trailing_bytes_in_a_checkpoint_file_are_detected_on_load(store: FolderCheckpoints, name: str) -> None:
     path = saved(store) / name
     path.write_bytes(path.read_bytes() + b"\x00")
     with pytest.raises(CheckpointCorrupt, match=KEY):
@@ -187,7 +187,9 @@ def test_trailing_bytes_of_a_file_are_noticed(store: FolderCheckpoints, name: st
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(name=st.sampled_from(FILES), where=st.integers(0, 10_000), bit=st.integers(0, 7))
-def test_a_flipped_bit_is_noticed_wherever_it_is(store: FolderCheckpoints, name: str, where: int, bit: int) -> None:
+def test_a_flipped_bit_anywhere_in_a_checkpoint_file_is_detected_on_load(
+    store: FolderCheckpoints, name: str, where: int, bit: int
+) -> None:
     path = saved(store) / name
     content = bytearray(path.read_bytes())
     content[where % len(content)] ^= 1 << bit
@@ -197,7 +199,7 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(store: FolderCheckpoints, name:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_noticed(store: FolderCheckpoints, name: str) -> None:
+def test_a_missing_checkpoint_file_is_named_on_load(store: FolderCheckpoints, name: str) -> None:
     (saved(store) / name).unlink()
     with pytest.raises(CheckpointCorrupt, match=f"lacks {name}"):
         store.load(KEY)
@@ -205,13 +207,15 @@ def test_a_missing_file_is_noticed(store: FolderCheckpoints, name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("garbage", [b"", b"null", b"{}", b"[1", b"\xff\xfe", b"[" * 100_000, b'{"manifest":1}'])
-def test_garbage_in_place_of_a_file_is_noticed(store: FolderCheckpoints, name: str, garbage: bytes) -> None:
+def test_garbage_in_place_of_a_checkpoint_file_is_detected_on_load(
+    store: FolderCheckpoints, name: str, garbage: bytes
+) -> None:
     (saved(store) / name).write_bytes(garbage)
     with pytest.raises(CheckpointCorrupt, match=KEY):
         store.load(KEY)
 
 
-def test_the_checkpoint_of_another_state_in_its_place_is_noticed(store: FolderCheckpoints) -> None:
+def test_a_checkpoint_stored_under_the_key_of_another_state_is_refused_on_load(store: FolderCheckpoints) -> None:
     mine, other = saved(store), saved(store, OTHER)
     shutil.rmtree(mine)
     other.rename(mine)
@@ -219,7 +223,7 @@ def test_the_checkpoint_of_another_state_in_its_place_is_noticed(store: FolderCh
         store.load(KEY)
 
 
-def test_the_file_of_another_state_in_its_place_is_noticed(store: FolderCheckpoints) -> None:
+def test_a_tensor_file_copied_from_another_state_is_detected_on_load(store: FolderCheckpoints) -> None:
     mine = saved(store)
     store.save(OTHER, {**STATE, "w": torch.arange(5.0) + 1}, step=7, parent=None)
     shutil.copy(store.path / OTHER[:2] / OTHER / files.TENSORS, mine)
@@ -233,7 +237,7 @@ def test_the_checkpoint_of_another_workload_is_refused(store: FolderCheckpoints)
         FolderCheckpoints(store.path, "other").load(KEY)
 
 
-def test_a_newer_format_is_refused(store: FolderCheckpoints) -> None:
+def test_a_checkpoint_in_a_newer_format_is_refused(store: FolderCheckpoints) -> None:
     folder = saved(store)
     rewrite_manifest(folder, msgspec.structs.replace(store.manifest(KEY), format=files.COMPRESSED + 1))
     expected = f"has format {files.COMPRESSED + 1}; this hpstage reads formats {files.FORMAT} to {files.COMPRESSED}"
@@ -259,7 +263,9 @@ def test_a_newer_format_is_refused(store: FolderCheckpoints) -> None:
         {"tree": 1, "leaves": [{"name": "a", "kind": "torch", "dtype": "int8", "shape": [-8]}]},
     ],
 )
-def test_a_senseless_structure_with_the_right_checksum_is_refused(store: FolderCheckpoints, structure: object) -> None:
+def test_a_malformed_structure_file_with_a_valid_checksum_is_refused(
+    store: FolderCheckpoints, structure: object
+) -> None:
     folder = saved(store)
     sys.setrecursionlimit(20_000)
     content = json.dumps(structure).encode()
@@ -277,7 +283,7 @@ def test_a_senseless_structure_with_the_right_checksum_is_refused(store: FolderC
 MANY = {f"layers.{layer}.weight": torch.full((2,), float(layer)) for layer in range(500)}
 
 
-def test_the_structure_of_many_small_leaves_takes_few_bytes(store: FolderCheckpoints) -> None:
+def test_the_structure_file_of_a_state_with_many_leaves_is_compressed_to_few_bytes(store: FolderCheckpoints) -> None:
     store.save(KEY, MANY, step=7, parent=None)
     folder = store.path / KEY[:2] / KEY
     assert (folder / files.STRUCTURE).stat().st_size < 10_000
@@ -286,7 +292,7 @@ def test_the_structure_of_many_small_leaves_takes_few_bytes(store: FolderCheckpo
     store.verify(KEY)
 
 
-def test_no_structure_takes_more_memory_than_the_longest(
+def test_a_structure_file_that_decompresses_beyond_the_limit_is_refused(
     store: FolderCheckpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.save(KEY, MANY, step=7, parent=None)
@@ -306,7 +312,7 @@ def test_no_structure_takes_more_memory_than_the_longest(
     ],
     ids=["a bomb", "cut off", "followed by more", "not compressed", "empty"],
 )
-def test_a_senselessly_compressed_structure_is_refused(store: FolderCheckpoints, content: bytes) -> None:
+def test_a_structure_file_with_invalid_compressed_data_is_refused(store: FolderCheckpoints, content: bytes) -> None:
     folder = saved(store)
     (folder / files.STRUCTURE).write_bytes(content)
     manifest = store.manifest(KEY)
@@ -339,7 +345,7 @@ def test_a_damaged_checkpoint_is_listed_and_can_be_deleted(store: FolderCheckpoi
 # --- disks and writers that fail --------------------------------------------------------------------------
 
 
-def test_a_full_disk_is_named_with_the_remedy_and_nothing_is_left(
+def test_saving_to_a_full_disk_raises_an_error_with_a_remedy_and_leaves_no_files(
     store: FolderCheckpoints, full_disk: Callable[[int], AbstractContextManager[None]]
 ) -> None:
     large = {"w": torch.zeros(100_000)}
@@ -352,7 +358,7 @@ def test_a_full_disk_is_named_with_the_remedy_and_nothing_is_left(
     assert digest(store.load(KEY)) == digest(large)
 
 
-def test_a_read_only_disk_is_named_with_the_remedy(
+def test_saving_to_a_read_only_folder_raises_an_error_with_a_remedy(
     open_folder: Path, unprivileged: Callable[[], AbstractContextManager[None]]
 ) -> None:
     open_folder.chmod(0o555)
@@ -372,7 +378,7 @@ FolderCheckpoints(sys.argv[1], "workload").save("k" * 32, {"w": torch.zeros(10)}
 
 
 @pytest.mark.ci
-def test_what_a_killed_writer_left_is_not_a_checkpoint_and_is_swept(store: FolderCheckpoints) -> None:
+def test_files_of_a_killed_writer_are_not_listed_as_a_checkpoint_and_are_swept(store: FolderCheckpoints) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(store.path)])
     assert done.returncode == -9
     assert len(left_behind(store)) == 2
@@ -383,7 +389,7 @@ def test_what_a_killed_writer_left_is_not_a_checkpoint_and_is_swept(store: Folde
     assert left_behind(store) == []
 
 
-def test_sweep_spares_living_writers_and_those_of_other_hosts_for_a_day(store: FolderCheckpoints) -> None:
+def test_sweep_keeps_files_of_live_writers_and_of_other_hosts_for_a_day(store: FolderCheckpoints) -> None:
     def temporary(host: str, pid: int, age_hours: float) -> str:
         folder = store.path / ".tmp" / f"{host}-{pid}-{uuid.uuid4().hex}"
         folder.mkdir(parents=True)
@@ -404,19 +410,19 @@ def test_sweep_spares_living_writers_and_those_of_other_hosts_for_a_day(store: F
     assert sorted(os.listdir(store.path / ".tmp")) == sorted(spared)
 
 
-def test_making_a_store_writes_nothing(tmp_path: Path) -> None:
+def test_creating_folder_checkpoints_writes_nothing_to_disk(tmp_path: Path) -> None:
     assert list(FolderCheckpoints(tmp_path / "new", "workload").keys()) == []
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("key", ["", "a", "../../etc/passwd", "..", ".tmp", "a/b", "a\x00b", "x" * 129])
-def test_a_key_that_would_lead_out_of_the_folder_is_refused(store: FolderCheckpoints, key: str) -> None:
+def test_a_state_key_that_is_invalid_or_a_path_is_refused(store: FolderCheckpoints, key: str) -> None:
     for call in (store.load, store.manifest, store.delete):
         with pytest.raises(UsageError, match="not a state key"):
             call(StateKey(key))
 
 
-def test_other_files_in_the_folder_are_not_checkpoints(store: FolderCheckpoints) -> None:
+def test_other_files_in_the_folder_are_not_listed_as_checkpoints(store: FolderCheckpoints) -> None:
     folder = saved(store)
     (store.path / "README").write_text("notes")
     (folder.parent / "empty").mkdir()
@@ -424,7 +430,7 @@ def test_other_files_in_the_folder_are_not_checkpoints(store: FolderCheckpoints)
     assert list(store.keys()) == [KEY]
 
 
-def test_usage_counts_what_writers_have_not_published(store: FolderCheckpoints) -> None:
+def test_usage_counts_the_bytes_of_unpublished_checkpoints(store: FolderCheckpoints) -> None:
     saved(store)
     before = store.usage()
     assert before.bytes == sum(path.stat().st_size for path in store.path.rglob("*") if path.is_file())
@@ -434,7 +440,7 @@ def test_usage_counts_what_writers_have_not_published(store: FolderCheckpoints) 
     assert store.usage() == msgspec.structs.replace(before, unpublished=1000)
 
 
-def test_a_damaged_checkpoint_counts_with_its_bytes(store: FolderCheckpoints) -> None:
+def test_sizes_and_usage_count_damaged_checkpoints(store: FolderCheckpoints) -> None:
     (saved(store) / files.MANIFEST).write_bytes(bytes(100))
     (saved(store, OTHER) / files.TENSORS).unlink()
     folder = store.path / KEY[:2] / KEY
@@ -442,7 +448,7 @@ def test_a_damaged_checkpoint_counts_with_its_bytes(store: FolderCheckpoints) ->
     assert store.usage().checkpoints == 2
 
 
-def test_check_raises_where_nothing_can_be_written(
+def test_check_raises_if_the_folder_is_not_writable(
     open_folder: Path, unprivileged: Callable[[], AbstractContextManager[None]]
 ) -> None:
     open_folder.chmod(0o555)
@@ -453,7 +459,7 @@ def test_check_raises_where_nothing_can_be_written(
 
 
 @pytest.mark.slow
-def test_sizes_of_a_hundred_thousand_checkpoints_take_little_longer_than_walking_their_folders(
+def test_usage_of_100000_checkpoints_takes_less_than_three_times_a_walk_of_their_folders(
     store: FolderCheckpoints,
 ) -> None:
     for number in range(100_000):
@@ -471,7 +477,7 @@ def test_sizes_of_a_hundred_thousand_checkpoints_take_little_longer_than_walking
 
 
 @pytest.mark.slow
-def test_fifty_megabytes_are_saved_faster_than_by_torch(store: FolderCheckpoints, tmp_path: Path) -> None:
+def test_saving_fifty_megabytes_is_faster_than_torch_save(store: FolderCheckpoints, tmp_path: Path) -> None:
     state = {f"layer{number}": torch.randn(125_000) for number in range(100)}
 
     def seconds(action: Callable[[int], object]) -> float:
@@ -487,7 +493,7 @@ def test_fifty_megabytes_are_saved_faster_than_by_torch(store: FolderCheckpoints
     assert ours < theirs
 
 
-def test_a_folder_has_one_identity_by_every_path_and_another_folder_another(tmp_path: Path) -> None:
+def test_all_paths_of_a_folder_have_one_identity_and_two_folders_have_two(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "one")
     one, linked, other = (FolderCheckpoints(tmp_path / name, "w") for name in ("one", "link", "other"))
     assert one.identity() == linked.identity() == FolderCheckpoints(tmp_path / "one", "another").identity() != ""

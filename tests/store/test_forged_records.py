@@ -94,7 +94,9 @@ def forged(seed: int) -> list[bytes]:
 @pytest.mark.parametrize("part", range(8))
 @pytest.mark.parametrize("read", [look, lambda journal: search(journal, 5)], ids=["look", "search"])
 @pytest.mark.ci_one_in(2)
-def test_a_forged_record_is_an_error_of_ours_or_means_something(read: Callable[[Journal], None], part: int) -> None:
+def test_a_journal_with_a_forged_record_is_read_or_raises_an_hpstage_error(
+    read: Callable[[Journal], None], part: int
+) -> None:
     for seed in range(part * 10, part * 10 + 10):
         journal = MemoryJournal()
         journal.append(forged(seed))
@@ -112,7 +114,7 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("which", range(len(GARBAGE)))
-def test_garbage_in_a_file_is_named_by_its_record(tmp_path: Path, which: int) -> None:
+def test_an_unreadable_record_in_sqlite_is_named_by_its_number(tmp_path: Path, which: int) -> None:
     journal = SQLiteJournal(tmp_path / "plan.sqlite")
     journal.append([*records(), GARBAGE[which]])
     for read in (look, lambda journal: search(journal, 5)):
@@ -122,7 +124,7 @@ def test_garbage_in_a_file_is_named_by_its_record(tmp_path: Path, which: int) ->
 
 
 @pytest.mark.redis
-def test_garbage_on_a_server_is_named_by_its_record(shared_redis: RedisServer) -> None:
+def test_an_unreadable_record_on_redis_is_named_by_its_number(shared_redis: RedisServer) -> None:
     for number, garbage in enumerate(GARBAGE):
         journal = RedisJournal(shared_redis.url, prefix=f"forged-{number}")
         journal.append([*records(), garbage])
@@ -132,7 +134,7 @@ def test_garbage_on_a_server_is_named_by_its_record(shared_redis: RedisServer) -
 
 
 @pytest.mark.redis
-def test_an_entry_that_is_none_of_ours_is_refused(shared_redis: RedisServer) -> None:
+def test_an_entry_of_another_program_in_the_redis_stream_is_refused(shared_redis: RedisServer) -> None:
     journal = RedisJournal(shared_redis.url, prefix="entry")
     journal.append(records())
     with redis.Redis.from_url(shared_redis.url) as client:

@@ -59,7 +59,9 @@ HARMS = (delete, delete_the_log, move, move_the_folder, replace, begin_again, wr
 
 @pytest.mark.ci
 @pytest.mark.parametrize("harm", HARMS)
-def test_every_later_write_is_refused(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+def test_writes_to_a_sqlite_journal_are_refused_after_its_files_were_moved_or_overwritten(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
     path = tmp_path / "store" / "plan.sqlite"
     journal = SQLiteJournal(path)
     journal.append([b"one"])
@@ -76,7 +78,7 @@ def test_every_later_write_is_refused(tmp_path: Path, harm: Callable[[Path], Non
     journal.close()
 
 
-def test_an_older_copy_that_is_written_over_the_file_is_noticed(tmp_path: Path) -> None:
+def test_an_older_copy_written_over_the_sqlite_file_is_detected_by_the_next_append(tmp_path: Path) -> None:
     path = tmp_path / "plan.sqlite"
     SQLiteJournal(path).close()
     shutil.copyfile(path, tmp_path / "copy")
@@ -89,7 +91,7 @@ def test_an_older_copy_that_is_written_over_the_file_is_noticed(tmp_path: Path) 
     with_much.close()
 
 
-def test_records_that_a_reader_keeps_in_the_log_do_no_harm(tmp_path: Path) -> None:
+def test_appends_succeed_while_a_reader_keeps_records_in_the_write_ahead_log(tmp_path: Path) -> None:
     path = tmp_path / "plan.sqlite"
     journal = SQLiteJournal(path)
     journal.append([bytes(1000)] * 40)
@@ -105,7 +107,7 @@ def test_records_that_a_reader_keeps_in_the_log_do_no_harm(tmp_path: Path) -> No
     journal.close()
 
 
-def test_what_was_moved_is_put_back_and_read_on(tmp_path: Path) -> None:
+def test_a_sqlite_journal_can_be_used_again_after_its_moved_folder_is_put_back(tmp_path: Path) -> None:
     path = tmp_path / "store" / "plan.sqlite"
     journal = SQLiteJournal(path)
     journal.append([b"one"])
@@ -120,7 +122,7 @@ def test_what_was_moved_is_put_back_and_read_on(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_file_of_an_earlier_version_is_written_to(tmp_path: Path) -> None:
+def test_a_sqlite_file_of_an_earlier_version_accepts_appends(tmp_path: Path) -> None:
     journal = SQLiteJournal(tmp_path / "plan.sqlite")
     journal._open().execute("DROP TABLE generation")
     journal.close()
@@ -130,7 +132,7 @@ def test_a_file_of_an_earlier_version_is_written_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ended", ["", "by Ctrl-C"])
-def test_a_search_whose_plan_is_deleted_ends_with_that(
+def test_a_search_raises_an_error_if_its_plan_file_is_deleted_during_the_run(
     tmp_path: Path, ended: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def harm(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:

@@ -45,47 +45,47 @@ def old_group(folder: Path, most: int, used: int, cached: int = 0) -> None:
     write(folder / "memory.stat", f"inactive_file 0\ntotal_inactive_file {cached}\ntotal_active_file 0")
 
 
-def test_without_groups_it_is_that_of_the_host(tmp_path: Path) -> None:
+def test_memory_is_that_of_the_host_without_control_groups(tmp_path: Path) -> None:
     host(tmp_path, 64 * GB, 40 * GB, "0::/")
     assert (memory(tmp_path).total, memory(tmp_path).available()) == (64 * GB, 40 * GB)
     assert memory(tmp_path).live_bytes() == 2 * GB
     assert memory(tmp_path, 16).live_bytes() == GB
 
 
-def test_a_group_limits_it_and_its_file_cache_counts_as_free(tmp_path: Path) -> None:
+def test_a_control_group_limits_memory_and_its_file_cache_counts_as_free(tmp_path: Path) -> None:
     host(tmp_path, 64 * GB, 40 * GB, "0::/pod/app")
     new_group(tmp_path / "groups" / "pod" / "app", 4 * GB, 3 * GB, cached=GB)
     found = memory(tmp_path, 2)
     assert (found.total, found.available(), found.live_bytes()) == (4 * GB, 2 * GB, GB // 2)
 
 
-def test_a_group_above_limits_it_and_max_is_not_a_limit(tmp_path: Path) -> None:
+def test_a_parent_control_group_limits_memory_if_the_inner_limit_is_max(tmp_path: Path) -> None:
     host(tmp_path, 64 * GB, 40 * GB, "0::/pod/app")
     new_group(tmp_path / "groups" / "pod", 8 * GB, 7 * GB)
     new_group(tmp_path / "groups" / "pod" / "app", "max", GB)
     assert (memory(tmp_path).total, memory(tmp_path).available()) == (8 * GB, GB)
 
 
-def test_memory_limits_of_cgroups_v1_are_read_too(tmp_path: Path) -> None:
+def test_memory_limits_of_cgroups_v1_are_read(tmp_path: Path) -> None:
     host(tmp_path, 64 * GB, 40 * GB, "9:cpu:/x\n4:memory:/job/step\n0::/")
     old_group(tmp_path / "groups" / "memory" / "job", 9223372036854771712, GB)
     old_group(tmp_path / "groups" / "memory" / "job" / "step", 2 * GB, GB, cached=GB // 2)
     assert (memory(tmp_path).total, memory(tmp_path).available()) == (2 * GB, 3 * GB // 2)
 
 
-def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
+def test_the_memory_limit_of_a_container_is_read_from_its_root_group(tmp_path: Path) -> None:
     host(tmp_path, 64 * GB, 40 * GB, "4:memory:/docker/0123")
     old_group(tmp_path / "groups" / "memory", 2 * GB, GB)
     assert (memory(tmp_path).total, memory(tmp_path).available()) == (2 * GB, GB)
 
 
-def test_without_any_limit_reported_there_is_room(tmp_path: Path) -> None:
+def test_a_host_that_reports_no_memory_limit_has_room(tmp_path: Path) -> None:
     found = memory(tmp_path)
     assert (found.total, found.available()) == (None, None)
     assert found.has_room(1 << 50) and found.live_bytes() == 2 * GB
 
 
-def test_room_is_shared_by_the_workers_and_some_stays_free(tmp_path: Path) -> None:
+def test_free_memory_is_shared_among_workers_and_a_reserve_stays_free(tmp_path: Path) -> None:
     host(tmp_path, 16 * GB, 9 * GB, "0::/")
     assert memory(tmp_path).has_room(2 * GB)  # four of them, and a sixteenth of all
     assert not memory(tmp_path).has_room(2 * GB + 1)
@@ -153,7 +153,7 @@ def group() -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_a_search_in_a_small_group_is_never_killed(group: Path) -> None:
+def test_a_search_in_a_small_control_group_is_not_killed_for_lack_of_memory(group: Path) -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # a disk: what is in memory would count, too
         search_in(group, Path(folder))
     events = next(file for name in ("memory.oom_control", "memory.events") if (file := group / name).exists())

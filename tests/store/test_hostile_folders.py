@@ -80,7 +80,9 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_not_a_file_is_damage_and_is_replaced(store: FolderCheckpoints, name: str, what: str) -> None:
+def test_a_pipe_device_or_link_in_place_of_a_checkpoint_file_is_corrupt_until_saved_again(
+    store: FolderCheckpoints, name: str, what: str
+) -> None:
     path = folder_of(store) / name
     path.unlink()
     HOSTILE[what](path)
@@ -99,7 +101,9 @@ def test_what_is_not_a_file_is_damage_and_is_replaced(store: FolderCheckpoints, 
 
 
 @pytest.mark.parametrize("what", [what for what in HOSTILE if what != "a folder"])
-def test_a_file_in_place_of_a_checkpoint_folder_is_damage_and_is_replaced(store: FolderCheckpoints, what: str) -> None:
+def test_a_file_in_place_of_a_checkpoint_folder_is_corrupt_until_saved_again(
+    store: FolderCheckpoints, what: str
+) -> None:
     folder = folder_of(store)
     shutil.rmtree(folder)
     HOSTILE[what](folder)
@@ -114,7 +118,7 @@ def test_a_file_in_place_of_a_checkpoint_folder_is_damage_and_is_replaced(store:
 
 
 @pytest.mark.parametrize("what", [what for what in HOSTILE if what not in ("a terabyte", "a link to nothing")])
-def test_a_log_or_a_name_that_is_not_a_file_is_an_error(store: FolderCheckpoints, what: str) -> None:
+def test_a_stage_log_or_folder_identity_that_is_not_a_file_raises_an_error(store: FolderCheckpoints, what: str) -> None:
     store.identity()
     store.save_log(KEY, StageLog(0, 1))
     for path, read in (
@@ -127,7 +131,9 @@ def test_a_log_or_a_name_that_is_not_a_file_is_an_error(store: FolderCheckpoints
             read()
 
 
-def test_a_folder_that_is_a_link_is_not_followed_when_it_is_removed(store: FolderCheckpoints, tmp_path: Path) -> None:
+def test_removing_a_checkpoint_folder_that_is_a_link_keeps_the_target_of_the_link(
+    store: FolderCheckpoints, tmp_path: Path
+) -> None:
     precious = tmp_path / "precious"
     folder_of(store).rename(precious)
     (precious / files.TENSORS).write_bytes(b"mine")
@@ -153,7 +159,9 @@ BOMBS: dict[str, Callable[[], object]] = {
 
 @pytest.mark.ci
 @pytest.mark.parametrize("which", BOMBS)
-def test_a_header_of_a_terabyte_takes_no_memory(store: FolderCheckpoints, which: str) -> None:
+def test_a_structure_that_declares_a_terabyte_is_refused_without_allocating_it(
+    store: FolderCheckpoints, which: str
+) -> None:
     folder = folder_of(store)
     content = msgspec.json.encode({"tree": ["leaf", 0], "leaves": BOMBS[which]()})
     (folder / files.STRUCTURE).write_bytes(content)
@@ -169,7 +177,7 @@ def test_a_header_of_a_terabyte_takes_no_memory(store: FolderCheckpoints, which:
 
 
 @pytest.mark.parametrize("name", [files.MANIFEST, files.STRUCTURE, "log"])
-def test_a_file_of_a_terabyte_is_not_read(store: FolderCheckpoints, name: str) -> None:
+def test_a_checkpoint_file_of_a_terabyte_is_refused_without_reading_it(store: FolderCheckpoints, name: str) -> None:
     store.save_log(KEY, StageLog(0, 1))
     path = store.path / log_path(KEY) if name == "log" else folder_of(store) / name
     manifest = store.manifest(KEY)

@@ -83,11 +83,11 @@ def set_ahead(server: RedisServer, prefix: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["Store", "Leases", "Snapshots"])
-def test_deprecated_names_of_the_port_mean_a_journal_for_one_version(name: str) -> None:
+def test_deprecated_names_store_leases_and_snapshots_alias_journal_with_a_warning(name: str) -> None:
     with pytest.warns(DeprecationWarning, match=f"hpstage.store.{name} is deprecated; use Journal"):
         assert getattr(store, name) is Journal
 
 
-def test_the_deprecated_contract_suite_is_the_journals_for_one_version() -> None:
+def test_the_deprecated_name_store_contract_aliases_journal_contract_with_a_warning() -> None:
     with pytest.warns(DeprecationWarning, match="call it JournalContract"):
         assert testing.StoreContract is JournalContract  # type: ignore[attr-defined]

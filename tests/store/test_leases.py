@@ -76,14 +76,14 @@ def say(owner: subprocess.Popen[str], line: str) -> str:
     return owner.stdout.readline().strip()
 
 
-def test_the_work_of_a_killed_owner_is_free_after_its_lease(place: Place) -> None:
+def test_the_lease_of_a_killed_owner_can_be_acquired_after_it_expires(place: Place) -> None:
     with place.start_owner(0.5) as owner, closing(place.open()) as store:
         token = int(say(owner, ""))
         owner.kill()
         assert take_over(store) > token
 
 
-def test_a_suspended_owner_cannot_commit_after_its_successor(place: Place) -> None:
+def test_a_suspended_owner_cannot_append_after_another_has_taken_its_lease(place: Place) -> None:
     with place.start_owner(0.5) as owner, closing(place.open()) as store:
         say(owner, "")
         assert say(owner, "in time\n") == "0"
@@ -95,7 +95,7 @@ def test_a_suspended_owner_cannot_commit_after_its_successor(place: Place) -> No
         assert store.read() == [b"in time", b"the heir's"]
 
 
-def test_a_suspended_owner_loses_nothing_if_nobody_took_its_lease(place: Place) -> None:
+def test_a_suspended_owner_can_append_if_nobody_took_its_expired_lease(place: Place) -> None:
     with place.start_owner(0.05) as owner, closing(place.open()) as store:
         say(owner, "")
         owner.send_signal(signal.SIGSTOP)
@@ -105,7 +105,7 @@ def test_a_suspended_owner_loses_nothing_if_nobody_took_its_lease(place: Place) 
         assert say(owner, "late, but alone\n") == "0"
 
 
-def test_a_host_whose_wall_clock_is_wrong_by_an_hour_does_no_harm(
+def test_a_wall_clock_that_is_wrong_by_an_hour_neither_frees_nor_prolongs_leases(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(place.open()) as store:
@@ -119,7 +119,7 @@ def test_a_host_whose_wall_clock_is_wrong_by_an_hour_does_no_harm(
                 assert lease is not None and lease.token == token and 0 < lease.seconds <= 100
 
 
-def test_leases_from_before_a_restart_of_the_host_are_free(tmp_path: Path) -> None:
+def test_leases_from_before_a_restart_of_the_host_can_be_acquired(tmp_path: Path) -> None:
     now = 1_000_000.0
     with closing(SQLiteJournal(tmp_path / "journal.db", clock=lambda: now)) as store:
         token = store.acquire("node", "me", 1e9)
@@ -153,7 +153,7 @@ def test_a_redis_server_whose_clock_is_set_back_neither_frees_nor_prolongs_lease
 
 
 @pytest.mark.redis
-def test_a_redis_server_whose_clock_is_set_ahead_costs_no_owner_its_work(shared_redis: RedisServer) -> None:
+def test_an_owner_keeps_its_lease_by_renewing_it_after_the_redis_clock_is_set_ahead(shared_redis: RedisServer) -> None:
     prefix = next(_prefixes)
     with closing(RedisJournal(shared_redis.url, prefix=prefix)) as store, shared_redis.client() as client:
         token = store.acquire("node", "me", 100)
@@ -165,7 +165,7 @@ def test_a_redis_server_whose_clock_is_set_ahead_costs_no_owner_its_work(shared_
 
 
 @pytest.mark.redis
-def test_leases_that_many_wait_for_survive_a_restart_of_the_server(redis_server: RedisServer) -> None:
+def test_fifty_leases_survive_a_restart_of_the_redis_server(redis_server: RedisServer) -> None:
     with closing(RedisJournal(redis_server.url)) as store:
         tokens = store.acquire_all([f"node {number}" for number in range(50)], "me", 100)
         assert tokens is not None
@@ -175,7 +175,7 @@ def test_leases_that_many_wait_for_survive_a_restart_of_the_server(redis_server:
         assert store.append([b"a"], fences=tokens) == 0
 
 
-def test_a_lease_error_is_a_store_error_that_names_the_leases() -> None:
+def test_lease_lost_is_a_store_error_that_names_the_leases() -> None:
     error = LeaseLost(["b", "a"])
     assert isinstance(error, StoreError)
     assert error.names == ("a", "b")

@@ -25,7 +25,7 @@ def state(value: float, length: int = 1000) -> dict[str, np.ndarray]:
 SIZE = nbytes(state(0))
 
 
-def test_what_is_kept_does_not_change_with_the_live_state() -> None:
+def test_a_cached_state_does_not_change_with_the_live_state() -> None:
     cache, live = LiveCache(), state(1)
     cache.put(A, live)
     live["w"] += 1
@@ -36,7 +36,7 @@ def test_what_is_kept_does_not_change_with_the_live_state() -> None:
     assert cache.get(B) is None
 
 
-def test_a_fork_from_it_takes_no_memory_for_what_it_only_reads() -> None:
+def test_a_fork_of_a_cached_state_copies_only_the_tensors_that_it_changes() -> None:
     cache, live = LiveCache(), {"w": torch.ones(10_000), "v": torch.ones(10_000)}
     cache.put(A, live)
     kept = cache.get(A)
@@ -50,7 +50,7 @@ def test_a_fork_from_it_takes_no_memory_for_what_it_only_reads() -> None:
     assert fork["v"].unique().item() == 2.0
 
 
-def test_the_least_recently_used_state_goes_first() -> None:
+def test_the_least_recently_used_state_is_evicted_first() -> None:
     cache = LiveCache(3 * SIZE)
     for key in (A, B, C):
         cache.put(key, state(1))
@@ -62,7 +62,7 @@ def test_the_least_recently_used_state_goes_first() -> None:
     assert [key in cache for key in (A, B, C, D)] == [False, True, True, True]
 
 
-def test_the_budget_holds_and_the_count_is_exact() -> None:
+def test_the_live_cache_counts_its_bytes_exactly_and_stays_within_its_budget() -> None:
     cache = LiveCache(3 * SIZE)
     for number in range(20):
         cache.put(StateKey(f"{number:032x}"), state(number, 100 * (number % 7)))
@@ -73,7 +73,7 @@ def test_the_budget_holds_and_the_count_is_exact() -> None:
 
 @pytest.mark.parametrize("budget", [10**6, 1000], ids=["all", "1,000"])
 @pytest.mark.parametrize("put", [LiveCache.put, LiveCache.adopt])
-def test_keeping_a_state_takes_no_longer_where_many_are_kept(
+def test_the_cost_of_caching_a_state_does_not_grow_with_the_number_of_cached_states(
     budget: int, put: Callable[[LiveCache, StateKey, object], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_at = 0
@@ -92,7 +92,7 @@ def test_keeping_a_state_takes_no_longer_where_many_are_kept(
     assert len(cache) == min(budget, 3000)
 
 
-def test_a_state_larger_than_the_budget_is_not_kept_and_displaces_nothing() -> None:
+def test_a_state_larger_than_the_budget_is_not_cached_and_evicts_nothing() -> None:
     cache = LiveCache(2 * SIZE)
     cache.put(A, state(1))
     cache.put(B, state(1, 3000))
@@ -100,7 +100,7 @@ def test_a_state_larger_than_the_budget_is_not_kept_and_displaces_nothing() -> N
     assert A in cache
 
 
-def test_a_key_that_is_kept_is_not_counted_twice() -> None:
+def test_a_state_that_is_cached_twice_is_counted_once() -> None:
     cache = LiveCache()
     cache.put(A, state(1))
     cache.put(A, state(1))
@@ -110,7 +110,7 @@ def test_a_key_that_is_kept_is_not_counted_twice() -> None:
 # --- what is needed next ----------------------------------------------------------------------------------
 
 
-def test_states_not_needed_are_evicted_first_and_then_the_one_needed_last() -> None:
+def test_unneeded_states_are_evicted_first_and_then_the_state_needed_last() -> None:
     cache = LiveCache(3 * SIZE)
     for number, key in enumerate((A, B, C), 1):
         cache.put(key, state(number))
@@ -122,7 +122,7 @@ def test_states_not_needed_are_evicted_first_and_then_the_one_needed_last() -> N
     assert kept(cache) == [1, 2, 3], "D is needed after the others"
 
 
-def test_a_fetched_state_replaces_only_states_that_are_not_needed_or_needed_later() -> None:
+def test_a_fetched_state_evicts_only_states_that_are_unneeded_or_needed_later() -> None:
     cache = LiveCache(2 * SIZE)
     cache.put(A, state(1))
     cache.put(B, state(2))
@@ -138,7 +138,7 @@ def test_a_fetched_state_replaces_only_states_that_are_not_needed_or_needed_late
     assert cache.nbytes == 2 * SIZE
 
 
-def test_memory_for_the_next_copy_never_replaces_a_needed_state() -> None:
+def test_memory_prepared_for_the_next_copy_evicts_no_needed_state() -> None:
     cache = LiveCache(2 * SIZE)
     cache.put(A, state(1))
     cache.put(B, state(2))
@@ -172,7 +172,7 @@ def test_a_copy_in_prepared_memory_is_independent_of_other_copies() -> None:
     assert [cache.get(key) for key in (A, B, C)] == [first, second, third]
 
 
-def test_memory_for_the_next_copy_is_within_the_budget_and_given_up_for_others() -> None:
+def test_memory_prepared_for_the_next_copy_counts_in_the_budget_and_is_freed_for_states() -> None:
     cache = LiveCache(3 * SIZE)
     for number, key in enumerate((A, B, C)):
         cache.put(key, state(number))
@@ -193,7 +193,7 @@ def test_a_state_too_large_for_the_cache_reuses_the_memory_of_the_previous_copy(
     assert (len(cache), cache.nbytes) == (0, 0)
 
 
-def test_copying_a_cached_key_copies_the_given_state() -> None:
+def test_copying_under_a_cached_key_copies_the_given_state_and_keeps_the_cached_one() -> None:
     cache = LiveCache()
     cache.put(A, state(1))
     copy, _ = cache.copy(A, flat(2), SIZE)
@@ -229,7 +229,7 @@ LEAVES = {
 
 
 @pytest.mark.parametrize("name", LEAVES)
-def test_any_leaf_is_copied_into_prepared_memory_as_into_new_memory(name: str) -> None:
+def test_a_leaf_copied_into_prepared_memory_equals_one_copied_into_new_memory(name: str) -> None:
     given = flatten({"leaf": LEAVES[name]})
     plain, prepared = given.copy().state(), given.copy(given.room()).state()
     assert digest(prepared) == digest(plain) == digest({"leaf": LEAVES[name]})
@@ -260,7 +260,7 @@ def found_in(cache: LiveCache, key: StateKey) -> dict[str, torch.Tensor]:
 OWN = nbytes(tuned(0)) - FROZEN.nbytes
 
 
-def test_states_share_unchanged_leaves_which_count_once() -> None:
+def test_cached_states_share_unchanged_tensors_whose_bytes_count_once() -> None:
     cache = LiveCache()
     for number, key in enumerate((A, B, C)):
         cache.put(key, tuned(number))
@@ -269,7 +269,7 @@ def test_states_share_unchanged_leaves_which_count_once() -> None:
     assert cache.nbytes == 3 * OWN + FROZEN.nbytes
 
 
-def test_a_budget_holds_more_states_that_share_leaves_and_frees_unused_leaves() -> None:
+def test_shared_tensors_count_once_in_the_budget_and_are_freed_with_their_last_state() -> None:
     cache = LiveCache(FROZEN.nbytes + 2 * OWN)
     for number, key in enumerate((A, B, C)):
         cache.put(key, tuned(number))
@@ -282,7 +282,9 @@ def test_a_budget_holds_more_states_that_share_leaves_and_frees_unused_leaves() 
 @pytest.mark.parametrize(
     "write", [lambda t: t.data.add_(1), lambda t: t.numpy().fill(1), lambda t: t.view(-1)[:1].fill_(9)]
 )
-def test_a_write_that_leaves_a_tensors_version_unchanged_is_detected(write: Callable[[torch.Tensor], object]) -> None:
+def test_a_write_that_leaves_the_tensor_version_counter_unchanged_is_detected(
+    write: Callable[[torch.Tensor], object],
+) -> None:
     cache, live = LiveCache(), tuned(0)
     cache.put(A, live)
     write(live["frozen"])
@@ -291,7 +293,7 @@ def test_a_write_that_leaves_a_tensors_version_unchanged_is_detected(write: Call
     assert torch.equal(found_in(cache, B)["frozen"], live["frozen"])
 
 
-def test_states_share_leaves_with_equal_bits_not_equal_values() -> None:
+def test_cached_states_share_tensors_only_if_their_bits_are_equal() -> None:
     cache = LiveCache()
     nan = torch.full((5_000,), float("nan"))
     cache.put(A, {"x": nan, "zero": torch.zeros(5_000)})
@@ -300,7 +302,7 @@ def test_states_share_leaves_with_equal_bits_not_equal_values() -> None:
     assert found_in(cache, B)["zero"].signbit().all() and not found_in(cache, A)["zero"].signbit().any()
 
 
-def test_a_state_that_was_loaded_shares_as_well() -> None:
+def test_a_loaded_state_shares_unchanged_tensors_with_cached_states() -> None:
     cache, loaded = LiveCache(), tuned(1)
     cache.put(A, tuned(0))
     cache.adopt(B, loaded)
@@ -309,7 +311,7 @@ def test_a_state_that_was_loaded_shares_as_well() -> None:
     assert len({found_in(cache, key)["frozen"].data_ptr() for key in (A, B, C)}) == 1
 
 
-def test_memory_is_prepared_only_for_what_changes() -> None:
+def test_memory_for_the_next_copy_is_prepared_only_for_tensors_that_change() -> None:
     cache = LiveCache()
     cache.put(A, tuned(0))
     flat = flatten(tuned(1))
@@ -321,7 +323,7 @@ def test_memory_is_prepared_only_for_what_changes() -> None:
     assert [found_in(cache, key)["tuned"][0].item() for key in (A, B, C)] == [0, 1, 2]
 
 
-def test_what_states_share_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_shared_by_cached_states_are_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[str] = []
     content = leaves.content
     monkeypatch.setattr(leaves, "content", lambda leaf, value: (hashed.append(leaf.name), content(leaf, value))[1])
@@ -350,7 +352,7 @@ def test_memory_reused_for_the_next_copy_belongs_to_no_cached_state() -> None:
     assert copies[2]["frozen"] is copies[0]["frozen"], "of one that is not kept"
 
 
-def test_leaves_on_a_device_are_compared_there_and_awaited_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_on_a_device_are_shared_after_a_comparison_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU stands for the device."""
     monkeypatch.setattr(torch, "equal", lambda one, two: (one == two).all())
     cache = LiveCache()
@@ -399,7 +401,7 @@ def values(cache: LiveCache) -> list[float]:
     return [float(found["w"][0]) for found in map(cache.get, (A, B, C, D)) if isinstance(found, dict)]
 
 
-def test_states_evicted_from_the_device_move_to_the_host_and_those_evicted_from_the_host_are_dropped() -> None:
+def test_states_evicted_from_the_device_move_to_the_host_and_from_the_host_are_dropped() -> None:
     mover = Stands()
     cache = LiveCache(LARGE, 2 * LARGE, mover=mover)
     for number, key in enumerate((A, B), 1):
@@ -428,7 +430,7 @@ def test_a_state_on_the_host_takes_no_room_from_states_on_the_device() -> None:
     assert values(cache) == [1, 3, 4]
 
 
-def test_a_copy_to_be_written_is_on_the_host_and_complete_once_it_was_waited_for() -> None:
+def test_a_device_state_copied_for_writing_is_complete_on_the_host_after_the_wait() -> None:
     mover = Stands()
     cache = LiveCache(LARGE, LARGE, mover=mover)
     live = on_device(1)
@@ -441,7 +443,7 @@ def test_a_copy_to_be_written_is_on_the_host_and_complete_once_it_was_waited_for
     assert A in cache and values(cache) == [1]
 
 
-def test_states_on_a_device_take_only_what_training_leaves_and_are_then_not_copied_there() -> None:
+def test_states_are_cached_on_a_device_only_in_memory_that_training_leaves_free() -> None:
     mover = Stands()
     cache = LiveCache(2 * LARGE, 8 * LARGE, mover=mover)
     cache.put(A, on_device(1))
@@ -458,7 +460,7 @@ def test_states_on_a_device_take_only_what_training_leaves_and_are_then_not_copi
     assert D not in cache and isinstance(copy, dict) and copy["w"][0] == 4
 
 
-def test_no_state_is_kept_on_a_device_that_has_run_out_of_memory() -> None:
+def test_no_state_is_cached_on_a_device_that_has_run_out_of_memory() -> None:
     mover = Stands()
     cache = LiveCache(4 * LARGE, 4 * LARGE, mover=mover)
     cache.put(A, on_device(1))
@@ -469,7 +471,7 @@ def test_no_state_is_kept_on_a_device_that_has_run_out_of_memory() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_states_on_a_gpu_move_to_pinned_memory_while_it_works_on() -> None:
+def test_gpu_states_are_copied_to_pinned_memory_with_their_values_at_the_time_of_the_copy() -> None:
     """Of the values that they had when they were copied."""
     cache = LiveCache(1 << 30, 3 << 20)
     tensor = torch.zeros(1 << 18, device="cuda")
@@ -497,7 +499,7 @@ class Memory(HostMemory):
         return self.room
 
 
-def test_scarce_memory_evicts_states_and_keeps_no_new_ones() -> None:
+def test_the_live_cache_evicts_states_and_takes_no_new_ones_when_host_memory_is_scarce() -> None:
     memory = Memory(1)
     cache = LiveCache(memory=memory)
     cache.put(A, state(1))
@@ -515,7 +517,7 @@ def test_scarce_memory_evicts_states_and_keeps_no_new_ones() -> None:
     assert B in cache
 
 
-def test_a_reserved_state_counts_towards_the_budget() -> None:
+def test_memory_reserved_for_a_state_counts_towards_the_cache_budget() -> None:
     for states, room in ((1.5, False), (2.5, True)):
         cache = LiveCache(int(states * SIZE))
         cache.put(A, state(0))

@@ -51,7 +51,7 @@ def results(study: optuna.Study) -> set[tuple[object, ...]]:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("refilled", [False, True])
-def test_a_search_whose_store_lost_acknowledged_records_continues_with_no_wrong_result(
+def test_a_search_continues_with_correct_results_after_its_redis_store_lost_records(
     redis_server: RedisServer, tmp_path: Path, refilled: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     alone = {name: results(search(name, seed, None, tmp_path / "alone").study) for name, seed in (("a", 1), ("b", 2))}
@@ -80,7 +80,7 @@ def test_a_search_whose_store_lost_acknowledged_records_continues_with_no_wrong_
     assert all(trial.state.is_finished() for trial in found.study.trials)
 
 
-def test_a_search_whose_log_is_trimmed_ends_and_says_so(redis_server: RedisServer, tmp_path: Path) -> None:
+def test_a_search_raises_an_error_if_its_redis_log_is_trimmed(redis_server: RedisServer, tmp_path: Path) -> None:
     def trim(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         with redis_server.client() as client:
             client.xtrim("{hpstage}:log", maxlen=5)

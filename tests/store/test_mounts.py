@@ -42,7 +42,7 @@ MOUNTINFO = r"""
         ("/over/plan", Mount("/over", "nfs"), True),
     ],
 )
-def test_a_path_lies_on_the_nearest_mount_above_it(path: str, mount: Mount, network: bool) -> None:
+def test_the_mount_of_a_path_is_the_nearest_one_above_it(path: str, mount: Mount, network: bool) -> None:
     assert mount_of(path, MOUNTINFO) == mount
     assert mount.is_network == network
 
@@ -51,19 +51,19 @@ def test_a_path_lies_on_the_nearest_mount_above_it(path: str, mount: Mount, netw
     "kind",
     ["nfs", "smb3", "gpfs", "beegfs", "ceph", "9p", "fuse.s3fs", "fuse.glusterfs", "fuse.rclone", "fuse.gcsfuse"],
 )
-def test_file_systems_that_hosts_share_are_known(kind: str) -> None:
+def test_network_file_systems_are_recognised(kind: str) -> None:
     assert Mount("/", kind).is_network
 
 
 @pytest.mark.parametrize(
     "kind", ["ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "fuseblk", "fuse.mergerfs", "apfs"]
 )
-def test_local_file_systems_are_not_taken_for_shared_ones(kind: str) -> None:
+def test_local_file_systems_are_not_taken_for_network_file_systems(kind: str) -> None:
     assert not Mount("/", kind).is_network
 
 
 @pytest.mark.skipif(not Path("/proc/self/mountinfo").exists(), reason="needs Linux's list of mounts")
-def test_this_hosts_own_mounts_are_read(tmp_path: Path) -> None:
+def test_the_mount_of_a_path_on_this_host_is_found(tmp_path: Path) -> None:
     mount = mount_of(os.path.realpath(tmp_path), Path("/proc/self/mountinfo").read_text())
     assert mount is not None and os.path.ismount(mount.point)
     assert os.stat(mount.point).st_dev == os.stat(tmp_path).st_dev
@@ -91,7 +91,7 @@ def dead_sshfs(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", point], check=True)
 
 
-def test_a_journal_on_a_network_file_system_is_refused_with_the_remedy(
+def test_a_sqlite_journal_on_a_network_file_system_is_refused_with_a_remedy(
     dead_sshfs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = network_mount(dead_sshfs / "plan")
@@ -104,7 +104,7 @@ def test_a_journal_on_a_network_file_system_is_refused_with_the_remedy(
         SQLiteJournal(dead_sshfs / "plan" / "plan.sqlite")
 
 
-def test_a_link_to_a_network_file_system_does_not_hide_it(dead_sshfs: Path, tmp_path: Path) -> None:
+def test_a_sqlite_journal_behind_a_link_to_a_network_file_system_is_refused(dead_sshfs: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(dead_sshfs)
     with pytest.raises(StoreError, match="network file system"):
         SQLiteJournal(tmp_path / "link" / "plan.sqlite")

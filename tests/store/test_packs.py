@@ -188,7 +188,7 @@ def _work(path: Path, log: int) -> None:
 @pytest.mark.ci
 @pytest.mark.usefixtures("_tight")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
-def test_a_kill_in_any_call_of_the_system_loses_nothing_that_was_acknowledged(
+def test_a_process_killed_in_any_system_call_loses_no_acknowledged_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for at in range(1_000):
@@ -232,7 +232,7 @@ def _churn(path: Path, rounds: int) -> None:
         store.delete(key)
 
 
-def test_a_state_is_always_there_for_readers_while_its_pack_is_compacted(tmp_path: Path) -> None:
+def test_readers_can_load_a_state_while_its_pack_is_compacted(tmp_path: Path) -> None:
     store = FolderCheckpoints(tmp_path, "w")
     with get_context("forkserver").Pool(1) as pool:
         pool.apply(_saved, (tmp_path,))
@@ -251,7 +251,7 @@ def _saved(path: Path) -> None:
 
 
 @pytest.mark.ci
-def test_a_thousand_small_states_and_logs_take_a_few_files(tmp_path: Path) -> None:
+def test_a_thousand_small_states_and_logs_are_stored_in_at_most_three_files(tmp_path: Path) -> None:
     stores = [FolderCheckpoints(tmp_path, "w") for _ in range(3)]
     for number in range(1_000):
         key = StateKey(f"{number:032x}")
@@ -269,7 +269,7 @@ def test_a_thousand_small_states_and_logs_take_a_few_files(tmp_path: Path) -> No
     assert files_in(tmp_path) == []
 
 
-def test_what_others_delete_of_the_pack_of_a_living_process_takes_little_space(tmp_path: Path) -> None:
+def test_the_space_of_states_deleted_from_a_live_workers_pack_is_reclaimed(tmp_path: Path) -> None:
     worker, driver = (FolderCheckpoints(tmp_path, "w") for _ in range(2))
     for number in range(1_000):
         key = StateKey(f"{number:032x}")
@@ -287,7 +287,7 @@ def waste(store: FolderCheckpoints) -> None:
         store.delete(KEYS[7])
 
 
-def test_a_writer_that_was_taken_for_dead_while_it_wrote_loses_nothing(
+def test_a_live_writer_loses_no_states_if_its_pack_is_compacted_during_a_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, sweeper = (FolderCheckpoints(tmp_path, "w") for _ in range(2))
@@ -318,7 +318,7 @@ def test_a_writer_that_was_taken_for_dead_while_it_wrote_loses_nothing(
         assert digest(writer.load(key)) == digest(sweeper.load(key)) == digest(state_of(key))
 
 
-def test_a_pack_names_no_files_but_those_of_a_checkpoint(tmp_path: Path) -> None:
+def test_a_pack_entry_with_a_file_outside_the_checkpoint_is_refused(tmp_path: Path) -> None:
     store = FolderCheckpoints(tmp_path / "checkpoints", "w")
     store.save(KEYS[1], state_of(KEYS[1]), step=1, parent=None)
     entry = PackedPlace.of("", store._packs.read(KEYS[1]) or b"")
@@ -331,7 +331,7 @@ def test_a_pack_names_no_files_but_those_of_a_checkpoint(tmp_path: Path) -> None
     assert digest(store.load(KEYS[1])) == digest(state_of(KEYS[1]))
 
 
-def test_a_full_disk_leaves_the_states_of_before_and_no_torn_end(
+def test_a_pack_is_unchanged_after_a_failed_save_on_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = FolderCheckpoints(tmp_path, "w")
@@ -354,7 +354,7 @@ def test_a_full_disk_leaves_the_states_of_before_and_no_torn_end(
 
 
 @pytest.mark.parametrize("grown", [False, True])
-def test_an_earlier_copy_of_a_pack_put_in_its_place_is_read_again(tmp_path: Path, grown: bool) -> None:
+def test_a_pack_replaced_by_an_earlier_copy_is_read_again(tmp_path: Path, grown: bool) -> None:
     writer, reader, deleter = (FolderCheckpoints(tmp_path, "w") for _ in range(3))
     writer.save(KEYS[1], state_of(KEYS[1]), step=1, parent=None)
     [pack] = files_in(tmp_path)
@@ -374,7 +374,9 @@ def test_an_earlier_copy_of_a_pack_put_in_its_place_is_read_again(tmp_path: Path
     assert list(FolderCheckpoints(tmp_path, "w").keys()) == sorted({KEYS[1], *again} - {KEYS[4]})
 
 
-def test_packs_can_be_read_where_nothing_can_be_written(open_folder: Path, unprivileged: Callable[[], Any]) -> None:
+def test_packs_in_a_read_only_folder_can_be_read_but_not_changed(
+    open_folder: Path, unprivileged: Callable[[], Any]
+) -> None:
     store = FolderCheckpoints(open_folder / "checkpoints", "w")
     store.save(KEYS[1], state_of(KEYS[1]), step=1, parent=None)
     for path in (open_folder, *open_folder.rglob("*")):
@@ -389,7 +391,7 @@ def test_packs_can_be_read_where_nothing_can_be_written(open_folder: Path, unpri
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
-def test_a_forked_process_has_a_pack_of_its_own(tmp_path: Path) -> None:
+def test_a_forked_process_writes_to_a_pack_of_its_own(tmp_path: Path) -> None:
     store = FolderCheckpoints(tmp_path, "w")
     store.save(KEYS[1], state_of(KEYS[1]), step=1, parent=None)
     with store._packs._lock:  # held by another thread
@@ -402,7 +404,7 @@ def test_a_forked_process_has_a_pack_of_its_own(tmp_path: Path) -> None:
     assert len(files_in(tmp_path)) == 2 and list(store.keys()) == KEYS[1:3]
 
 
-def test_nothing_follows_the_torn_end_of_a_pack_that_another_program_has_cut(tmp_path: Path) -> None:
+def test_a_state_saved_after_its_pack_was_truncated_can_be_loaded(tmp_path: Path) -> None:
     """The reader would take the next entry for the rest of the torn one, once that is long enough."""
     store = FolderCheckpoints(tmp_path, "w")
     first, second, third = (StateKey(f"{number:032x}") for number in range(3))

@@ -114,7 +114,7 @@ TestStores = Stores.TestCase
 TestStores.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 
 
-def test_leaves_that_most_states_share_are_stored_once(tmp_path: Path) -> None:
+def test_tensors_that_most_states_share_are_stored_once(tmp_path: Path) -> None:
     stores = [FolderCheckpoints(tmp_path, "w") for _ in range(3)]
     for store in stores:
         store.meet({"frozen": LARGE[0], "trained": LARGE[1]})
@@ -126,14 +126,14 @@ def test_leaves_that_most_states_share_are_stored_once(tmp_path: Path) -> None:
     assert all(own < LARGE[1].nbytes + 3_000 for own in stores[0].sizes().values())
 
 
-def test_small_states_have_no_parts(tmp_path: Path) -> None:
+def test_small_states_are_stored_without_shared_parts(tmp_path: Path) -> None:
     store = FolderCheckpoints(tmp_path, "w")
     for number in range(3):
         store.save(StateKey(f"{number:032x}"), {"x": np.zeros(1_000), "n": number}, step=number, parent=None)
     assert store.parts() == {}
 
 
-def test_the_last_leaves_met_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_tensors_seen_last_are_remembered_for_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpstage.checkpoints.sharing._MOST", 4)
     sharing, flat = Sharing(), flatten({str(number): LARGE[number] for number in range(3)})
     sharing.meet(KEYS[0], ["a", "b", "c"])
@@ -142,7 +142,7 @@ def test_the_last_leaves_met_are_remembered(monkeypatch: pytest.MonkeyPatch) -> 
     assert [*sharing.to_place(KEYS[1], flat, ["a", "b", "d"])] == ["b"], "others had it"
 
 
-def test_a_state_is_loaded_with_memory_that_the_process_has(tmp_path: Path) -> None:
+def test_a_loaded_state_shares_tensors_that_are_already_in_memory(tmp_path: Path) -> None:
     base = torch.randn(200, 200)
     lazy_copies.allow_copies(base)
     states = {key: {"base": base, "own": torch.full((9,), number)} for number, key in enumerate(KEYS[:3])}
@@ -160,7 +160,7 @@ def test_a_state_is_loaded_with_memory_that_the_process_has(tmp_path: Path) -> N
     assert digest(states[KEYS[0]]) == digests[KEYS[0]]
 
 
-def test_a_damaged_part_is_not_needed_where_its_leaves_are_held(tmp_path: Path) -> None:
+def test_a_state_whose_shared_part_is_missing_is_loaded_if_its_tensors_are_in_memory(tmp_path: Path) -> None:
     states = {key: {"base": torch.ones(200, 200), "own": number} for number, key in enumerate(KEYS[:2])}
     store = FolderCheckpoints(tmp_path, "w")
     for key, state in states.items():

@@ -67,7 +67,7 @@ def look(*words: str) -> str:
 
 @pytest.mark.ci
 @pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="root needs setpriv for it")
-def test_commands_show_a_finished_store(finished: Path, tmp_path: Path) -> None:
+def test_commands_show_a_finished_store_without_write_permission(finished: Path, tmp_path: Path) -> None:
     store = str(finished)
     assert "2 complete" in look("status", store)
     assert look("tree", store)
@@ -77,13 +77,17 @@ def test_commands_show_a_finished_store(finished: Path, tmp_path: Path) -> None:
     assert {path.name for path in finished.iterdir()} == {"checkpoints", "plan.sqlite"}
 
 
-def test_open_shows_a_finished_store_and_loads_its_states(finished: Path, unprivileged: Unprivileged) -> None:
+def test_open_loads_states_of_a_finished_store_without_write_permission(
+    finished: Path, unprivileged: Unprivileged
+) -> None:
     with unprivileged():
         best = hpstage.open(finished).best_trial()
         assert best.state()["score"] > 0
 
 
-def test_a_reader_sees_records_written_after_it_began(open_folder: Path, unprivileged: Unprivileged) -> None:
+def test_a_read_only_journal_sees_records_appended_after_it_was_opened(
+    open_folder: Path, unprivileged: Unprivileged
+) -> None:
     path = open_folder / "store" / "plan.sqlite"
     with closing(SQLiteJournal(path)) as journal:
         journal.append([b"one"])
@@ -102,7 +106,9 @@ def test_a_reader_sees_records_written_after_it_began(open_folder: Path, unprivi
     reader.close()
 
 
-def test_what_a_killed_writer_has_left_is_not_passed_over(open_folder: Path, unprivileged: Unprivileged) -> None:
+def test_a_reader_without_write_permission_sees_the_last_records_of_a_killed_writer(
+    open_folder: Path, unprivileged: Unprivileged
+) -> None:
     path = open_folder / "store" / "plan.sqlite"
     with closing(SQLiteJournal(path)) as journal:
         journal.append([b"one"])

@@ -58,7 +58,7 @@ def is_secret_shown(text: str) -> bool:
     shape=st.sampled_from(SHAPES),
     encoded=st.booleans(),
 )
-def test_no_piece_of_a_secret_is_shown_of_any_url(
+def test_no_piece_of_a_secret_in_a_url_is_shown(
     scheme: str, secret: str, name: str, shape: Callable[[str, str, str], str], encoded: bool
 ) -> None:
     written = quote(secret, safe="").lower() if encoded else secret
@@ -77,7 +77,7 @@ def test_no_piece_of_a_secret_is_shown_of_any_url(
         assert text.startswith("cannot reach ")  # a quotation mark may be taken for a part of the secret
 
 
-def test_what_is_not_a_secret_is_shown() -> None:
+def test_redaction_leaves_locations_without_secrets_readable() -> None:
     for place in (
         "redis://head:6379/3",
         "s3://bucket/folder/with-a_name.x",
@@ -112,7 +112,7 @@ SECRETS = ["S3CRET/PA55", "S3@CRET#X", "S3?CRET", "12/S3CRET", "S3%2FCRET"]
 
 
 @pytest.mark.parametrize("secret", SECRETS)
-def test_no_error_and_no_log_line_of_a_store_a_study_or_checkpoints_shows_a_secret(
+def test_errors_and_logs_of_stores_studies_and_checkpoints_show_no_secret(
     secret: str, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -158,7 +158,7 @@ def test_no_error_and_no_log_line_of_a_store_a_study_or_checkpoints_shows_a_secr
     ],
 )
 @pytest.mark.one_in(3)
-def test_no_command_shows_a_secret_of_its_command_line(command: str, secret: str, tmp_path: Path) -> None:
+def test_commands_print_no_secret_of_their_arguments(command: str, secret: str, tmp_path: Path) -> None:
     words = [word.format(secret=secret) for word in command.split()]
     done = subprocess.run([sys.executable, "-m", "hpstage", *words], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode != 0 and done.stderr

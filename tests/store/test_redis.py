@@ -67,7 +67,7 @@ def check_writers(records: list[bytes], positions: list[list[int]]) -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
-def test_kill_9_of_the_server_amid_three_writers_loses_nothing_acknowledged_and_applies_nothing_twice(
+def test_a_killed_redis_server_loses_no_acknowledged_record_and_applies_none_twice(
     redis_server: RedisServer, kills: int
 ) -> None:
     batches = 150 * kills
@@ -92,7 +92,7 @@ def test_kill_9_of_the_server_amid_three_writers_loses_nothing_acknowledged_and_
         check_writers(journal.read(), positions)
 
 
-def test_an_append_to_a_stopped_server_is_applied_once_when_it_continues(
+def test_an_append_to_a_paused_redis_server_is_applied_once_when_the_server_continues(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_server_module, "SOCKET_TIMEOUT", 0.1)
@@ -107,7 +107,7 @@ def test_an_append_to_a_stopped_server_is_applied_once_when_it_continues(
         assert journal.read() == [b"a", b"b", b"c", b"d"]
 
 
-def test_an_append_that_was_given_up_is_not_applied_after_the_next(
+def test_an_append_that_timed_out_is_not_applied_after_a_later_append(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_server_module, "SOCKET_TIMEOUT", 0.1)
@@ -125,7 +125,7 @@ def test_an_append_that_was_given_up_is_not_applied_after_the_next(
         assert journal._server.run(redis_scripts.APPEND, journal._keys, late) == [b"late"]
 
 
-def test_readers_and_leases_survive_a_restart(redis_server: RedisServer) -> None:
+def test_an_open_journal_and_its_leases_survive_a_restart_of_the_redis_server(redis_server: RedisServer) -> None:
     with closing(RedisJournal(redis_server.url)) as journal, ThreadPoolExecutor(1) as pool:
         journal.append([b"a"])
         token = journal.acquire("node", "me", 100)
@@ -140,7 +140,7 @@ def test_readers_and_leases_survive_a_restart(redis_server: RedisServer) -> None
         assert journal.read() == [b"a", b"b"]
 
 
-def test_a_server_that_stays_away_is_named_with_the_remedy_and_the_handle_works_when_it_is_back(
+def test_a_journal_names_an_unreachable_redis_server_and_works_again_after_its_restart(
     redis_server: RedisServer,
 ) -> None:
     with closing(RedisJournal(redis_server.url, patience=0.2)) as journal:
@@ -183,7 +183,9 @@ def test_a_short_outage_of_the_server_is_not_logged(
 # --- servers that refuse ------------------------------------------------------------------------------------
 
 
-def test_a_server_out_of_memory_is_named_with_the_remedy_and_nothing_is_half_done(redis_server: RedisServer) -> None:
+def test_a_redis_server_out_of_memory_is_reported_with_a_remedy_and_no_append_is_partial(
+    redis_server: RedisServer,
+) -> None:
     with closing(RedisJournal(redis_server.url)) as journal, redis_server.client() as client:
         token = journal.acquire("node", "me", 100)
         assert token is not None
@@ -209,7 +211,7 @@ def test_a_server_out_of_memory_is_named_with_the_remedy_and_nothing_is_half_don
         assert len(journal) == acknowledged + 1
 
 
-def test_a_replica_can_be_read_and_says_that_it_is_read_only(start_redis: StartRedis) -> None:
+def test_a_redis_replica_can_be_read_and_refuses_writes_with_a_remedy(start_redis: StartRedis) -> None:
     primary = start_redis()
     replica = start_redis("--replicaof", "127.0.0.1", str(primary.port))
     with closing(RedisJournal(primary.url)) as journal, primary.client() as client:
@@ -235,7 +237,7 @@ def test_a_replica_can_be_read_and_says_that_it_is_read_only(start_redis: StartR
 
 @pytest.mark.parametrize("key", ["log", "about", "handles", "leases", "snapshot"])
 @pytest.mark.parametrize("kind", ["text", "hash", "stream"])
-def test_foreign_keys_under_the_prefix_are_refused_and_left_unchanged(
+def test_redis_keys_of_other_programs_under_the_prefix_are_refused_and_left_unchanged(
     shared_redis: RedisServer, key: str, kind: str
 ) -> None:
     name = f"{{foreign {key} {kind}}}:{key}"
@@ -254,7 +256,7 @@ def test_foreign_keys_under_the_prefix_are_refused_and_left_unchanged(
         assert client.keys(f"{{foreign {key} {kind}}}*") == [name.encode()]
 
 
-def test_a_key_overwritten_while_in_use_is_named_with_the_remedy(shared_redis: RedisServer) -> None:
+def test_a_redis_key_overwritten_while_in_use_is_reported_with_a_remedy(shared_redis: RedisServer) -> None:
     with closing(RedisJournal(shared_redis.url, prefix="overwritten")) as journal, shared_redis.client() as client:
         journal.append([b"a"])
         client.set("{overwritten}:log", "x")
@@ -274,14 +276,14 @@ def test_a_journal_of_another_format_is_refused(shared_redis: RedisServer, by: i
         RedisJournal(shared_redis.url, prefix=prefix)
 
 
-def test_a_server_that_is_too_old_is_refused(shared_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redis_server_that_is_too_old_is_refused(shared_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     # No such server can be had here: only what it says of itself is made up.
     monkeypatch.setattr(redis_server_module.RedisServer, "command", lambda *_, **__: {"redis_version": "6.0.16"})
     with pytest.raises(StoreError, match=r"is Redis 6\.0\.16; hpstage needs 6\.2"):
         RedisJournal(shared_redis.url)
 
 
-def test_a_server_that_may_evict_keys_is_refused(start_redis: StartRedis) -> None:
+def test_a_redis_server_that_may_evict_keys_is_refused(start_redis: StartRedis) -> None:
     server = start_redis("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
     with pytest.raises(StoreError, match=r"allkeys-lru.*set it to noeviction"):
         RedisJournal(server.url)
@@ -289,7 +291,7 @@ def test_a_server_that_may_evict_keys_is_refused(start_redis: StartRedis) -> Non
 
 @pytest.mark.parametrize("name", ["EVALSHA", "XADD", "XRANGE", "INFO"])
 @pytest.mark.parametrize("new", ["", "hidden"])
-def test_a_server_whose_commands_are_renamed_is_named_with_the_remedy(
+def test_a_redis_server_with_renamed_commands_is_refused_with_a_remedy(
     start_redis: StartRedis, name: str, new: str
 ) -> None:
     url = start_redis("--rename-command", name, new).url
@@ -303,12 +305,12 @@ def test_a_server_whose_commands_are_renamed_is_named_with_the_remedy(
         use()
 
 
-def test_a_database_that_is_not_there_is_named_with_the_remedy(shared_redis: RedisServer) -> None:
+def test_a_missing_redis_database_number_is_refused_with_a_remedy(shared_redis: RedisServer) -> None:
     with pytest.raises(StoreError, match="no database of this number; give another in the URL"):
         RedisJournal(f"{shared_redis.url}/99")
 
 
-def test_a_server_with_another_protocol_is_named_in_the_error() -> None:
+def test_the_address_of_a_server_that_is_not_redis_is_refused() -> None:
     class Web(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             self.request.recv(1000)
@@ -321,7 +323,7 @@ def test_a_server_with_another_protocol_is_named_in_the_error() -> None:
         web.shutdown()
 
 
-def test_a_record_that_is_not_bytes_is_refused_at_once_and_changes_nothing(shared_redis: RedisServer) -> None:
+def test_a_record_that_is_not_bytes_is_refused_and_nothing_is_appended(shared_redis: RedisServer) -> None:
     with closing(RedisJournal(shared_redis.url, prefix="no bytes")) as journal:
         with pytest.raises(StoreError):
             journal.append([b"a", object()])  # type: ignore[list-item]
@@ -344,7 +346,7 @@ def test_each_prefix_is_a_separate_store(shared_redis: RedisServer) -> None:
         assert (one.read(), two.read()) == ([b"a"], [b"b"])
 
 
-def test_a_log_longer_than_one_reply_is_read_whole(shared_redis: RedisServer) -> None:
+def test_a_journal_longer_than_one_redis_reply_is_read_completely(shared_redis: RedisServer) -> None:
     records = [b"%d" % number for number in range(2 * CHUNK + 10)]
     with closing(RedisJournal(shared_redis.url, prefix="long")) as journal:
         journal.append(records)
@@ -353,14 +355,14 @@ def test_a_log_longer_than_one_reply_is_read_whole(shared_redis: RedisServer) ->
         assert journal.read(2 * CHUNK) == records[2 * CHUNK :]
 
 
-def test_scripts_that_the_server_has_forgotten_are_sent_again(shared_redis: RedisServer) -> None:
+def test_lua_scripts_are_sent_again_after_the_redis_server_has_flushed_them(shared_redis: RedisServer) -> None:
     with closing(RedisJournal(shared_redis.url, prefix="scripts")) as journal, shared_redis.client() as client:
         journal.append([b"a"])
         client.script_flush()
         assert journal.append([b"b"]) == 1
 
 
-def test_a_closed_handle_leaves_nothing_on_the_server(shared_redis: RedisServer) -> None:
+def test_a_closed_journal_leaves_no_handle_on_the_redis_server(shared_redis: RedisServer) -> None:
     with shared_redis.client() as client:
         with closing(RedisJournal(shared_redis.url, prefix="handles")) as journal:
             for _ in range(10):
@@ -369,13 +371,13 @@ def test_a_closed_handle_leaves_nothing_on_the_server(shared_redis: RedisServer)
         assert client.hlen("{handles}:handles") == 0
 
 
-def test_a_handle_from_before_a_fork_is_refused_in_the_child(shared_redis: RedisServer) -> None:
+def test_a_journal_opened_before_a_fork_is_refused_in_the_child_process(shared_redis: RedisServer) -> None:
     # In a process of its own: pytest may run threads, which do not go well with a fork.
     done = subprocess.run([sys.executable, "-c", FORK, shared_redis.url], capture_output=True, text=True)
     assert done.stdout.splitlines() == ["child: StoreError", "parent: 0"], done.stderr
 
 
-def test_closing_in_the_midst_of_calls_is_named_plainly_to_each(shared_redis: RedisServer) -> None:
+def test_calls_in_progress_raise_a_store_error_when_the_journal_is_closed(shared_redis: RedisServer) -> None:
     for _ in range(20):
         journal = RedisJournal(shared_redis.url, prefix="closing")
         started = threading.Barrier(4)

@@ -29,7 +29,7 @@ def everything_said(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)) + repr(error)
 
 
-def test_passwords_are_used_and_never_shown(start_redis: StartRedis) -> None:
+def test_a_redis_password_is_used_and_never_shown(start_redis: StartRedis) -> None:
     server = start_redis("--requirepass", PASSWORD)
     with closing(RedisJournal(f"redis://:{ENCODED}@127.0.0.1:{server.port}/3")) as journal:
         assert journal.append([b"a"]) == 0
@@ -46,7 +46,7 @@ def test_passwords_are_used_and_never_shown(start_redis: StartRedis) -> None:
         assert "s3cret" not in everything_said(refused.value)
 
 
-def test_a_password_for_a_server_that_has_none_is_named_plainly(shared_redis: RedisServer) -> None:
+def test_a_password_for_a_redis_server_without_one_is_reported(shared_redis: RedisServer) -> None:
     with pytest.raises(StoreError, match="refuses the user name or password"):
         RedisJournal(f"redis://:s3cret@127.0.0.1:{shared_redis.port}")
 
@@ -62,19 +62,19 @@ def test_a_password_for_a_server_that_has_none_is_named_plainly(shared_redis: Re
         ("redis://:s3cret@host?socket_timeout=s3cret", "options of this Redis URL cannot be understood"),
     ],
 )
-def test_a_url_that_cannot_be_read_is_refused_without_showing_it(url: str, message: str) -> None:
+def test_an_invalid_redis_url_is_refused_without_showing_its_password(url: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as refused:
         RedisJournal(url)
     assert "s3cret" not in everything_said(refused.value)
 
 
 @pytest.mark.parametrize("prefix", ["", "{a}", "a}"])
-def test_a_prefix_that_cannot_be_is_refused(prefix: str) -> None:
+def test_an_empty_prefix_or_one_with_braces_is_refused(prefix: str) -> None:
     with pytest.raises(UsageError, match="without braces"):
         RedisJournal("redis://localhost", prefix=prefix)
 
 
-def test_a_user_needs_no_more_than_the_keys_of_its_prefix(start_redis: StartRedis) -> None:
+def test_a_redis_user_needs_access_only_to_the_keys_of_its_prefix(start_redis: StartRedis) -> None:
     server = start_redis()
     with server.client() as client:
         client.acl_setuser(
@@ -92,7 +92,7 @@ def test_a_user_needs_no_more_than_the_keys_of_its_prefix(start_redis: StartRedi
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
-def test_tls_is_spoken_and_the_certificate_is_checked(
+def test_a_rediss_url_uses_tls_and_checks_the_certificate(
     shared_redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = make_certificate(tmp_path)
@@ -109,7 +109,7 @@ def test_tls_is_spoken_and_the_certificate_is_checked(
         RedisJournal(f"rediss://127.0.0.1:{shared_redis.port}", patience=0.2)
 
 
-def test_a_unix_socket_is_an_address(start_redis: StartRedis) -> None:
+def test_a_unix_socket_is_accepted_as_a_redis_address(start_redis: StartRedis) -> None:
     with tempfile.TemporaryDirectory() as folder:  # a socket's path must be short
         start_redis("--unixsocket", f"{folder}/redis")
         with closing(RedisJournal(f"unix://{folder}/redis")) as journal:

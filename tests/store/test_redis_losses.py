@@ -18,7 +18,7 @@ pytestmark = pytest.mark.redis
 StartRedis = Callable[..., RedisServer]
 
 
-def test_a_server_without_an_append_only_file_is_warned_of(
+def test_a_redis_server_without_an_append_only_file_causes_a_warning(
     start_redis: StartRedis, shared_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     RedisJournal(shared_redis.url, prefix="warned of").close()
@@ -29,7 +29,7 @@ def test_a_server_without_an_append_only_file_is_warned_of(
 
 
 @pytest.mark.parametrize("new_store", [False, True])
-def test_a_server_that_lost_records_seen_by_this_handle_is_refused(start_redis: StartRedis, new_store: bool) -> None:
+def test_an_open_journal_refuses_a_redis_server_that_lost_its_records(start_redis: StartRedis, new_store: bool) -> None:
     server = start_redis("--appendonly", "no")
     with closing(RedisJournal(server.url)) as journal:
         token = journal.acquire("node", "me", 100)
@@ -52,7 +52,7 @@ def test_a_server_that_lost_records_seen_by_this_handle_is_refused(start_redis: 
 
 
 @pytest.mark.parametrize("refilled", [0, 1, 2, 3])
-def test_a_server_that_lost_acknowledged_records_is_noticed_also_when_another_has_filled_it_again(
+def test_lost_redis_records_are_detected_even_if_another_process_appended_new_ones(
     redis_server: RedisServer, refilled: int
 ) -> None:
     with closing(RedisJournal(redis_server.url)) as journal, closing(RedisJournal(redis_server.url)) as other:
@@ -79,9 +79,7 @@ def test_a_server_that_lost_acknowledged_records_is_noticed_also_when_another_ha
 @pytest.mark.parametrize(
     "remove", [("XTRIM", "MAXLEN", "2"), ("XTRIM", "MAXLEN", "0"), ("XDEL", "2-0"), ("XDEL", "4-0")], ids=" ".join
 )
-def test_a_log_of_which_somebody_has_removed_entries_is_noticed(
-    redis_server: RedisServer, remove: tuple[str, ...]
-) -> None:
+def test_entries_removed_from_the_redis_log_are_detected(redis_server: RedisServer, remove: tuple[str, ...]) -> None:
     records = [b"a", b"b", b"c", b"d"]
     with closing(RedisJournal(redis_server.url)) as journal, redis_server.client() as client:
         journal.append(records)
@@ -98,7 +96,7 @@ def test_a_log_of_which_somebody_has_removed_entries_is_noticed(
                     call()
 
 
-def test_a_log_that_is_put_back_while_it_is_read_gives_nothing_of_two_histories(
+def test_reading_raises_if_the_redis_log_is_replaced_between_two_replies(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(RedisJournal(redis_server.url)) as journal, redis_server.client() as client:
@@ -125,7 +123,7 @@ def test_a_log_that_is_put_back_while_it_is_read_gives_nothing_of_two_histories(
         new.close()
 
 
-def test_tokens_keep_growing_after_the_log_fell_back_to_an_earlier_state(redis_server: RedisServer) -> None:
+def test_lease_tokens_keep_growing_after_redis_is_restored_to_an_earlier_state(redis_server: RedisServer) -> None:
     with closing(RedisJournal(redis_server.url)) as journal, redis_server.client() as client:
         earlier = {key: client.dump(key) for key in client.keys("{hpstage}:*")}
         token = journal.acquire("node", "me", 100)
@@ -136,7 +134,7 @@ def test_tokens_keep_growing_after_the_log_fell_back_to_an_earlier_state(redis_s
         assert token is not None and new is not None and new > token
 
 
-def test_records_that_were_deleted_are_missed(shared_redis: RedisServer) -> None:
+def test_reading_raises_if_records_were_trimmed_from_the_redis_log(shared_redis: RedisServer) -> None:
     with closing(RedisJournal(shared_redis.url, prefix="trimmed")) as journal, shared_redis.client() as client:
         journal.append([b"a", b"b", b"c"])
         client.xtrim("{trimmed}:log", maxlen=1, approximate=False)
@@ -144,7 +142,7 @@ def test_records_that_were_deleted_are_missed(shared_redis: RedisServer) -> None
             journal.read()
 
 
-def test_a_deleted_log_is_not_started_again(shared_redis: RedisServer) -> None:
+def test_a_deleted_redis_log_is_refused_and_not_started_again(shared_redis: RedisServer) -> None:
     with closing(RedisJournal(shared_redis.url, prefix="deleted")) as journal, shared_redis.client() as client:
         assert journal.read() == []
         journal.append([b"a"])

@@ -82,7 +82,7 @@ class TestOnS3(CheckpointContract):
 
 @needs_s3
 @pytest.mark.parametrize("url", ["s3://mistyped/prefix", "s3://mistyped", "s3://mistyped/"])
-def test_a_bucket_that_is_not_there_is_named_and_not_made(url: str, s3: str) -> None:
+def test_a_missing_s3_bucket_is_named_in_the_error_and_not_created(url: str, s3: str) -> None:
     store = UrlCheckpoints(url, "workload", storage_options=s3_options(s3))
     for call in (store.check, lambda: store.save(KEY, STATE, step=0, parent=None)):
         with pytest.raises(CheckpointError, match=rf"{url.rstrip('/')}.*: .*does not exist; see that the bucket"):
@@ -103,7 +103,7 @@ store.save("k" * 32, {"w": torch.zeros(10)}, step=0, parent=None)
 
 
 @needs_s3
-def test_what_a_killed_writer_left_on_s3_is_not_a_checkpoint_and_is_swept(
+def test_objects_of_a_killed_writer_on_s3_are_not_listed_as_a_checkpoint_and_are_swept(
     s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = StateKey("k" * 32)
@@ -124,7 +124,7 @@ def test_what_a_killed_writer_left_on_s3_is_not_a_checkpoint_and_is_swept(
 
 @needs_s3
 @pytest.mark.parametrize("size", [10, 60 << 20])
-def test_an_upload_that_fails_half_way_leaves_no_object_and_no_parts(s3: str, size: int) -> None:
+def test_a_failed_s3_upload_leaves_no_object_and_no_multipart_upload(s3: str, size: int) -> None:
     store = UrlCheckpoints(f"s3://bucket/{uuid.uuid4().hex}", "workload", storage_options=s3_options(s3))
     with suppress(Dying), store._place(KEY).create("state.safetensors") as file:
         file.write(bytes(size))
@@ -135,7 +135,7 @@ def test_an_upload_that_fails_half_way_leaves_no_object_and_no_parts(s3: str, si
 
 
 @needs_s3
-def test_a_truncated_object_is_noticed(s3: str) -> None:
+def test_a_truncated_s3_object_is_detected_on_load(s3: str) -> None:
     store = UrlCheckpoints(f"s3://bucket/{uuid.uuid4().hex}", "workload", storage_options=s3_options(s3))
     store.save(KEY, STATE, step=0, parent=None)
     service = fsspec.filesystem("s3", **s3_options(s3))
@@ -151,7 +151,7 @@ def test_a_truncated_object_is_noticed(s3: str) -> None:
 
 
 @needs_s3
-def test_a_store_used_before_a_fork_can_be_used_after_it(s3: str) -> None:
+def test_s3_checkpoints_can_be_used_before_and_after_a_fork_of_the_process(s3: str) -> None:
     script = (
         "import json, os, sys\n"
         "from hpstage.checkpoints import UrlCheckpoints\n"
@@ -177,7 +177,7 @@ def test_a_store_used_before_a_fork_can_be_used_after_it(s3: str) -> None:
         pytest.param({}, marks=pytest.mark.slow),  # s3fs and botocore retry too, each on its own
     ],
 )
-def test_a_server_that_dies_is_an_error_without_credentials(driver_options: dict[str, Any]) -> None:
+def test_the_error_for_a_dead_s3_server_shows_no_credentials(driver_options: dict[str, Any]) -> None:
     with s3_server() as (address, server):
         fsspec.filesystem("s3", **s3_options(address)).mkdir("bucket")
         store = UrlCheckpoints("s3://bucket", "workload", storage_options={**s3_options(address), **driver_options})
@@ -192,7 +192,7 @@ def test_a_server_that_dies_is_an_error_without_credentials(driver_options: dict
 
 @needs_s3
 @pytest.mark.slow
-def test_a_state_of_many_parts_comes_back_from_s3(s3: str) -> None:
+def test_a_state_uploaded_to_s3_in_several_parts_is_loaded_as_saved(s3: str) -> None:
     store = UrlCheckpoints(f"s3://bucket/{uuid.uuid4().hex}", "workload", storage_options=s3_options(s3))
     state = {f"layer{number}": torch.randn(1_000_000) for number in range(40)}  # 160 MB: four parts
     kept = store.save(KEY, state, step=0, parent=None)

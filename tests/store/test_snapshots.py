@@ -28,7 +28,7 @@ journal.write_snapshot(b"second" * 1000)
 """
 
 
-def test_a_writer_that_dies_leaves_the_snapshot_and_its_place_to_the_next(tmp_path: Path) -> None:
+def test_a_snapshot_survives_a_killed_writer_and_can_be_replaced_by_the_next_writer(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     done = subprocess.run([sys.executable, "-c", WRITER, str(path)])
     assert done.returncode == -signal.SIGKILL
@@ -39,7 +39,7 @@ def test_a_writer_that_dies_leaves_the_snapshot_and_its_place_to_the_next(tmp_pa
     assert sorted(os.listdir(tmp_path)) == ["journal.db", "journal.db-snapshot"]
 
 
-def test_a_full_disk_leaves_the_snapshot_unchanged_and_no_other_file(
+def test_a_failed_write_on_a_full_disk_keeps_the_snapshot_and_leaves_no_other_file(
     tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]
 ) -> None:
     with closing(SQLiteJournal(tmp_path / "journal.db")) as journal:
@@ -50,7 +50,7 @@ def test_a_full_disk_leaves_the_snapshot_unchanged_and_no_other_file(
     assert sorted(os.listdir(tmp_path)) == ["journal.db", "journal.db-snapshot"]
 
 
-def test_a_handle_for_readers_reads_snapshots_and_writes_none(tmp_path: Path) -> None:
+def test_a_read_only_journal_reads_snapshots_and_refuses_to_write_them(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     with closing(SQLiteJournal(path)) as journal, closing(SQLiteJournal(path, read_only=True)) as reader:
         assert reader.read_snapshot() is None
@@ -73,7 +73,7 @@ def test_redis_expires_the_unfinished_snapshot_of_a_dead_writer(shared_redis: Re
 
 
 @pytest.mark.redis
-def test_a_retry_that_replaces_the_snapshot_twice_keeps_it(shared_redis: RedisServer) -> None:
+def test_a_repeated_request_to_replace_a_redis_snapshot_keeps_the_new_snapshot(shared_redis: RedisServer) -> None:
     with closing(RedisJournal(shared_redis.url, prefix="retried")) as journal:
         keys = [*journal._keys, "{retried}:snapshot:one"]
         journal._run(redis_scripts.WRITE_PART, 600, 0, b"y", keys=keys)
@@ -84,7 +84,7 @@ def test_a_retry_that_replaces_the_snapshot_twice_keeps_it(shared_redis: RedisSe
 
 
 @pytest.mark.redis
-def test_a_snapshot_on_a_server_that_lacks_a_part_is_none(shared_redis: RedisServer) -> None:
+def test_a_redis_snapshot_with_a_missing_part_is_read_as_none(shared_redis: RedisServer) -> None:
     with closing(RedisJournal(shared_redis.url, prefix="lacking")) as journal, shared_redis.client() as client:
         journal.write_snapshot(b"x" * (3 * PART))
         client.hdel("{lacking}:snapshot", "1")

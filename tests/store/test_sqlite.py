@@ -49,7 +49,7 @@ print("parent:", journal.append([b"y"]))
 """
 
 
-def test_kill_9_of_a_writer_loses_nothing_acknowledged_and_leaves_no_torn_batch(tmp_path: Path) -> None:
+def test_a_killed_sqlite_writer_loses_no_acknowledged_record_and_leaves_no_torn_batch(tmp_path: Path) -> None:
     for kill_after in range(1, 200, 20):
         path = tmp_path / f"{kill_after}.db"
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
@@ -82,7 +82,7 @@ def _open_at(path: Path, start: float) -> int:
         return position
 
 
-def test_processes_that_open_a_new_journal_at_once_share_one_log(tmp_path: Path) -> None:
+def test_processes_that_create_a_journal_at_the_same_time_share_one_log(tmp_path: Path) -> None:
     with multiprocessing.get_context("forkserver").Pool(4) as pool:
         pool.map(abs, range(4), 1)
         for attempt in range(5):
@@ -92,7 +92,7 @@ def test_processes_that_open_a_new_journal_at_once_share_one_log(tmp_path: Path)
         pool.join()
 
 
-def test_a_failed_append_changes_nothing_and_the_journal_works_on(
+def test_an_append_on_a_full_disk_changes_nothing_and_later_appends_succeed(
     tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]
 ) -> None:
     path = tmp_path / "journal.db"
@@ -113,7 +113,7 @@ def test_an_append_that_fails_half_way_changes_nothing(tmp_path: Path) -> None:
         assert journal.append([b"a"]) == 0
 
 
-def test_a_read_only_folder_is_named_with_the_remedy(
+def test_opening_a_journal_in_a_read_only_folder_raises_an_error_with_a_remedy(
     open_folder: Path, unprivileged: Callable[[], AbstractContextManager[None]]
 ) -> None:
     open_folder.chmod(0o555)
@@ -122,7 +122,7 @@ def test_a_read_only_folder_is_named_with_the_remedy(
     open_folder.chmod(0o755)
 
 
-def test_a_read_only_journal_is_named_with_the_remedy(
+def test_writing_to_a_read_only_journal_file_raises_an_error_with_a_remedy(
     open_folder: Path, unprivileged: Callable[[], AbstractContextManager[None]]
 ) -> None:
     path = open_folder / "journal.db"
@@ -158,12 +158,12 @@ def test_a_database_of_another_program_is_refused_and_left_unchanged(tmp_path: P
     assert os.listdir(tmp_path) == ["study.db"]
 
 
-def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_the_journal_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=str(tmp_path)):
         SQLiteJournal(tmp_path)
 
 
-def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_journals_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="folder of journal"):
         SQLiteJournal(tmp_path / "file" / "journal.db")
@@ -191,7 +191,7 @@ def test_a_journal_of_a_newer_hpstage_is_refused(tmp_path: Path) -> None:
         "UPDATE tokens SET last = 'text'",
     ],
 )
-def test_what_another_program_has_done_to_the_tables_is_named_as_that(
+def test_tables_changed_by_another_program_are_not_reported_as_a_bug_of_hpstage(
     tmp_path: Path, change: str, before: bool
 ) -> None:
     path = tmp_path / "journal.db"
@@ -221,7 +221,7 @@ def test_what_another_program_has_done_to_the_tables_is_named_as_that(
     assert "report it" not in " ".join(complaints)
 
 
-def test_a_writer_that_waits_too_long_says_who_is_in_the_way(tmp_path: Path) -> None:
+def test_an_append_that_times_out_reports_that_another_process_holds_the_lock(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     with (
         closing(SQLiteJournal(path, patience=0.05)) as journal,
@@ -234,13 +234,13 @@ def test_a_writer_that_waits_too_long_says_who_is_in_the_way(tmp_path: Path) -> 
         assert journal.append([b"x"]) == 0
 
 
-def test_a_handle_from_before_a_fork_is_refused_in_the_child(tmp_path: Path) -> None:
+def test_a_journal_opened_before_a_fork_is_refused_in_the_child_process(tmp_path: Path) -> None:
     # In a process of its own: pytest may run threads, which do not go well with a fork.
     done = subprocess.run([sys.executable, "-c", FORK, str(tmp_path / "journal.db")], capture_output=True, text=True)
     assert done.stdout.splitlines() == ["child: StoreError", "parent: 0"], done.stderr
 
 
-def test_records_cost_less_in_a_batch_than_one_by_one(tmp_path: Path) -> None:
+def test_appending_records_in_a_batch_is_faster_than_one_by_one(tmp_path: Path) -> None:
     record = b'{"type":"StateReached","node":1,"step":100}'
 
     def seconds(batches: list[list[bytes]]) -> float:

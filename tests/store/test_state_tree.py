@@ -57,14 +57,14 @@ STATES = st.recursive(
 @pytest.mark.ci
 @settings(derandomize=True)
 @given(STATES)
-def test_a_copy_has_the_same_types_values_and_order(state: object) -> None:
+def test_a_copied_state_keeps_types_values_and_order(state: object) -> None:
     assert describe(clone(state)) == describe(state)
     assert digest(clone(state)) == digest(state)
 
 
 @settings(derandomize=True)
 @given(STATES, STATES)
-def test_digests_agree_exactly_when_states_agree_but_for_the_order_of_dicts(one: object, other: object) -> None:
+def test_digests_are_equal_if_and_only_if_states_are_equal_up_to_dict_order(one: object, other: object) -> None:
     assert (digest(one) == digest(other)) == (_unordered(one) == _unordered(other))
 
 
@@ -117,7 +117,7 @@ def test_different_states_have_different_digests(one: object, other: object) -> 
     assert digest(one) != digest(other)
 
 
-def test_the_digest_does_not_depend_on_gaps_ties_or_gradients() -> None:
+def test_the_digest_ignores_memory_gaps_tied_tensors_and_requires_grad() -> None:
     weight = torch.arange(12.0).reshape(3, 4)
     spread = torch.zeros(3, 8)[:, ::2].copy_(weight)
     plain = digest([weight, weight.clone()])
@@ -127,7 +127,7 @@ def test_the_digest_does_not_depend_on_gaps_ties_or_gradients() -> None:
     assert digest(np.zeros((2, 8))[:, ::2]) == digest(np.zeros((2, 4)))
 
 
-def test_the_order_in_memory_belongs_to_a_state() -> None:
+def test_the_memory_layout_of_a_tensor_is_copied_and_changes_the_digest() -> None:
     """Kernels pair values by their place in memory, and add in its order."""
     weight = torch.arange(24.0).reshape(1, 2, 3, 4)
     last = weight.to(memory_format=torch.channels_last)
@@ -141,13 +141,13 @@ def test_the_order_in_memory_belongs_to_a_state() -> None:
     assert np.array_equal(copied[1], array)
 
 
-def test_views_that_negate_or_conjugate_are_captured_by_value() -> None:
+def test_negated_and_conjugated_views_have_the_digest_of_their_values() -> None:
     number = torch.tensor([1 + 2j, 3 - 4j])
     assert digest(number.conj()) == digest(torch.tensor([1 - 2j, 3 + 4j]))
     assert digest(number.conj().imag) == digest(torch.tensor([-2.0, 4.0]))
 
 
-def test_nan_keeps_its_bits() -> None:
+def test_a_copied_nan_keeps_its_bits() -> None:
     (odd,) = struct.unpack(">d", bytes.fromhex("fff8000000000123"))
     copy = clone([odd, math.nan])
     assert isinstance(copy, list)
@@ -155,7 +155,7 @@ def test_nan_keeps_its_bits() -> None:
     assert digest([odd]) != digest([math.nan])
 
 
-def test_a_copy_owns_its_memory() -> None:
+def test_a_copied_state_owns_its_memory() -> None:
     weight = torch.zeros(2)
     copy = clone({"a": weight, "b": weight, "n": np.zeros(2)})
     assert isinstance(copy, dict)
@@ -164,14 +164,14 @@ def test_a_copy_owns_its_memory() -> None:
     assert weight.tolist() == copy["b"].tolist() == [0, 0]
 
 
-def test_the_state_dict_of_a_module_keeps_its_version_notes() -> None:
+def test_a_copied_state_dict_keeps_the_version_metadata_of_its_module() -> None:
     state = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).state_dict()
     copy = clone(state)
     assert type(copy) is OrderedDict
     assert copy._metadata == state._metadata  # type: ignore[attr-defined]
 
 
-def test_the_state_of_every_generator_is_captured() -> None:
+def test_python_and_numpy_generators_can_be_restored_from_copied_states() -> None:
     source = random.Random(1)
     state = clone([source.getstate(), np.random.RandomState(1).get_state(), torch.random.get_rng_state()])
     assert isinstance(state, list)
@@ -183,7 +183,7 @@ def test_the_state_of_every_generator_is_captured() -> None:
     assert legacy.random_sample() == np.random.RandomState(1).random_sample()
 
 
-def test_nbytes_counts_values_and_structure() -> None:
+def test_nbytes_counts_the_values_and_the_structure_of_a_state() -> None:
     assert nbytes({"w": torch.zeros(1000), "n": np.zeros(10)}) - 4080 in range(1, 100)
     assert nbytes("x" * 1000) >= 1000
 
@@ -227,7 +227,7 @@ def test_a_state_that_contains_itself_is_refused() -> None:
         flatten(state)
 
 
-def test_nesting_has_a_limit() -> None:
+def test_a_state_nested_too_deeply_is_refused() -> None:
     state: object = 0
     for _ in range(MAX_DEPTH):
         state = [state]
@@ -236,7 +236,7 @@ def test_nesting_has_a_limit() -> None:
         flatten([[state]])
 
 
-def test_a_state_without_tensors_is_handled_without_torch_and_numpy() -> None:
+def test_a_state_without_tensors_is_cached_without_importing_torch_or_numpy() -> None:
     code = (
         "import sys; from hpstage.checkpoints import LiveCache;"
         "from hpstage.checkpoints.state_tree import digest;"

@@ -171,18 +171,18 @@ def drive(server: RedisServer | None, examples: int) -> None:
     )
 
 
-def test_memory_and_sqlite_agree() -> None:
+def test_memory_and_sqlite_journals_give_equal_answers_to_random_calls() -> None:
     drive(None, 10)
 
 
 @pytest.mark.ci
 @pytest.mark.redis
-def test_memory_sqlite_and_redis_agree(shared_redis: RedisServer) -> None:
+def test_memory_sqlite_and_redis_journals_give_equal_answers_to_random_calls(shared_redis: RedisServer) -> None:
     drive(shared_redis, 20)
 
 
 @pytest.mark.redis
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_all_stores_agree_over_many_more_courses(shared_redis: RedisServer) -> None:
+def test_all_journals_give_equal_answers_in_a_thousand_random_sequences_of_calls(shared_redis: RedisServer) -> None:
     drive(shared_redis, 1000)

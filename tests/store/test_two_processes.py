@@ -121,7 +121,7 @@ def trains(plan: SearchPlan, pid: int | None) -> bool:
 
 
 @pytest.mark.ci
-def test_two_studies_that_overlap_train_their_union_once(tmp_path: Path) -> None:
+def test_two_concurrent_searches_train_their_shared_steps_once(tmp_path: Path) -> None:
     # The second begins while the first is at work.
     first = start(tmp_path, "first", 1)
     second = start(tmp_path, "second", 2)
@@ -138,7 +138,7 @@ def test_two_studies_that_overlap_train_their_union_once(tmp_path: Path) -> None
 
 
 @pytest.mark.ci
-def test_a_small_budget_of_one_search_costs_training_and_changes_no_result(tmp_path: Path) -> None:
+def test_a_small_checkpoint_budget_of_one_of_two_concurrent_searches_changes_no_result(tmp_path: Path) -> None:
     first = start(tmp_path, "first", 1, checkpoint_budget=1000)  # some six checkpoints
     second = start(tmp_path, "second", 2)
     assert succeeds(first) and succeeds(second)
@@ -155,7 +155,7 @@ def test_a_small_budget_of_one_search_costs_training_and_changes_no_result(tmp_p
 
 
 @pytest.mark.ci
-def test_a_killed_driver_is_replaced_at_once_by_the_same_call(tmp_path: Path) -> None:
+def test_a_search_resumes_without_waiting_for_the_leases_of_its_killed_driver(tmp_path: Path) -> None:
     process = start(tmp_path, "killed", 3)
     journal = SQLiteJournal(tmp_path / "plan" / "plan.sqlite")
     while len(journal) < 15:
@@ -176,7 +176,7 @@ def test_a_killed_driver_is_replaced_at_once_by_the_same_call(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("again", [True, False], ids=["its old pid", "a pid of its own"])
-def test_a_driver_that_comes_back_under_the_pid_of_its_last_life_continues_at_once(again: bool) -> None:
+def test_a_restarted_driver_takes_over_its_old_leases_even_under_the_same_pid(again: bool) -> None:
     journal = MemoryJournal()
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=1))
 
@@ -214,7 +214,7 @@ def test_a_driver_that_comes_back_under_the_pid_of_its_last_life_continues_at_on
 
 
 @pytest.mark.ci
-def test_what_a_killed_driver_was_training_is_taken_over_by_the_other(tmp_path: Path) -> None:
+def test_a_driver_takes_over_the_training_of_another_driver_that_was_killed(tmp_path: Path) -> None:
     dying = start(tmp_path, "dying", 4)
     other = start(tmp_path, "other", 4)
     journal = SQLiteJournal(tmp_path / "plan" / "plan.sqlite")
@@ -247,7 +247,7 @@ def test_a_study_that_another_process_drives_is_refused(tmp_path: Path) -> None:
     assert succeeds(process)
 
 
-def test_drivers_that_keep_checkpoints_in_different_places_are_refused(tmp_path: Path) -> None:
+def test_a_second_driver_with_another_checkpoint_location_is_refused(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
     process = start(tmp_path, "mine", 6, held_by=hold)
@@ -262,7 +262,7 @@ def test_drivers_that_keep_checkpoints_in_different_places_are_refused(tmp_path:
     search(tmp_path, "other", 6, checkpoints=tmp_path / "elsewhere")  # without the other's checkpoints it trains again
 
 
-def test_a_journal_in_memory_serves_one_search_after_the_other() -> None:
+def test_a_memory_journal_can_be_used_by_one_search_after_another() -> None:
     journal = MemoryJournal()
     for name in ("one", "two"):
         study = optuna.create_study(study_name=name, direction="maximize")

@@ -74,7 +74,7 @@ def forged(
     seal(folder, msgspec.structs.replace(manifest, files=checksums, bytes=length, digest=digest))
 
 
-def test_a_whole_checkpoint_of_another_program_is_read(store: FolderCheckpoints) -> None:
+def test_a_valid_checkpoint_written_by_another_program_is_loaded(store: FolderCheckpoints) -> None:
     forged(store, ["leaf", 0])
     store.verify(KEY)
     assert store.load(KEY) == torch.zeros(1)
@@ -98,7 +98,7 @@ def test_a_whole_checkpoint_of_another_program_is_read(store: FolderCheckpoints)
         ["odict", [], [[["list", []], 1]]],
     ],
 )
-def test_a_tree_that_describes_no_state_is_damage(store: FolderCheckpoints, tree: object) -> None:
+def test_a_structure_that_describes_no_state_is_refused_as_corrupt(store: FolderCheckpoints, tree: object) -> None:
     forged(store, tree)
     refused(store)
 
@@ -117,7 +117,7 @@ def test_a_tree_that_describes_no_state_is_damage(store: FolderCheckpoints, tree
         ({"kind": "numpy", "dtype": "<f4", "shape": (1,) * 100}, 4),
     ],
 )
-def test_a_leaf_that_claims_more_than_it_holds_is_damage(
+def test_a_tensor_whose_declared_shape_does_not_match_its_data_is_refused_as_corrupt(
     store: FolderCheckpoints, leaf: dict[str, object], size: int
 ) -> None:
     forged(store, ["leaf", 0], leaf, size)
@@ -125,19 +125,19 @@ def test_a_leaf_that_claims_more_than_it_holds_is_damage(
 
 
 @pytest.mark.parametrize("size", [10**12, 0, -1])
-def test_a_manifest_that_claims_another_length_is_damage(store: FolderCheckpoints, size: int) -> None:
+def test_a_manifest_with_a_wrong_length_is_refused_as_corrupt(store: FolderCheckpoints, size: int) -> None:
     folder = saved(store)
     seal(folder, msgspec.structs.replace(store.manifest(KEY), bytes=size))
     refused(store)
 
 
-def test_a_state_that_does_not_match_its_manifest_is_damage(store: FolderCheckpoints) -> None:
+def test_a_state_that_does_not_match_its_manifest_is_refused_as_corrupt(store: FolderCheckpoints) -> None:
     folder = saved(store)
     seal(folder, msgspec.structs.replace(store.manifest(KEY), digest="0" * 32))
     refused(store)
 
 
-def test_what_cannot_be_decoded_is_trained_again_once_and_logged_once(
+def test_a_state_with_an_undecodable_checkpoint_is_trained_again_once_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     late = (1, 2, 3, 4, 5, 6)

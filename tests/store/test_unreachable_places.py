@@ -49,7 +49,7 @@ def mount(point: Path, what: str | None) -> None:
 
 
 @pytest.mark.parametrize("below", ["empty", None])
-def test_a_mount_that_is_missing_has_lost_nothing_and_is_not_written_below(mounted: Path, below: str | None) -> None:
+def test_a_missing_mount_raises_unreachable_and_nothing_is_written_below_it(mounted: Path, below: str | None) -> None:
     driver = FolderCheckpoints(mounted / "checkpoints", "w")
     driver.identity()
     driver.save(KEY, {"a": 1}, step=1, parent=None)
@@ -73,7 +73,7 @@ def test_a_mount_that_is_missing_has_lost_nothing_and_is_not_written_below(mount
         worker.load(StateKey("f" * 32))
 
 
-def test_a_folder_of_another_place_under_the_same_path_is_refused(mounted: Path) -> None:
+def test_a_folder_that_is_not_the_drivers_checkpoint_folder_is_refused_under_the_same_path(mounted: Path) -> None:
     driver = FolderCheckpoints(mounted, "w")
     FolderCheckpoints(mounted.parent / "empty", "w").identity()
     driver.identity()
@@ -83,7 +83,7 @@ def test_a_folder_of_another_place_under_the_same_path_is_refused(mounted: Path)
     assert not (mounted / KEY[:2]).exists()
 
 
-def test_a_url_that_leads_elsewhere_is_refused(store: UrlCheckpoints) -> None:
+def test_a_url_that_leads_to_other_checkpoints_than_the_drivers_is_refused(store: UrlCheckpoints) -> None:
     name = store.identity()
     assert name and UrlCheckpoints(store.url, "another").identity() == name == copied(store).identity()
     worker = copied(store)
@@ -97,7 +97,7 @@ def test_a_url_that_leads_elsewhere_is_refused(store: UrlCheckpoints) -> None:
         worker.prove()
 
 
-def test_a_place_is_proven_by_one_small_read(tmp_path: Path) -> None:
+def test_a_worker_verifies_the_checkpoint_folder_by_opening_one_file(tmp_path: Path) -> None:
     driver = FolderCheckpoints(tmp_path, "w")
     driver.identity()
     script = f"""
@@ -115,7 +115,7 @@ assert len([path for path in opened if not isinstance(path, int)]) == 1, opened
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_only_a_full_disk_or_quota_makes_checkpoints_be_removed(number: int) -> None:
+def test_errors_of_a_full_disk_or_quota_are_classified_as_full(number: int) -> None:
     assert kind_of(OSError(number, "x")) is CheckpointFull
 
 
@@ -131,7 +131,7 @@ def test_only_a_full_disk_or_quota_makes_checkpoints_be_removed(number: int) -> 
         OSError("Quota exceeded for quota metric 'Read requests' per minute"),
     ],
 )
-def test_other_errors_may_be_transient(error: OSError) -> None:
+def test_other_storage_errors_than_a_full_disk_are_classified_as_unreachable(error: OSError) -> None:
     assert kind_of(error, str(error)) is CheckpointUnreachable
 
 
@@ -145,11 +145,13 @@ def test_other_errors_may_be_transient(error: OSError) -> None:
         "No space left on device",
     ],
 )
-def test_object_stores_say_in_words_that_they_are_full(text: str) -> None:
+def test_messages_of_full_object_stores_are_classified_as_full(text: str) -> None:
     assert kind_of(OSError(text), text) is CheckpointFull
 
 
-def test_a_refusal_is_not_a_loss(open_folder: Path, unprivileged: Callable[[], AbstractContextManager[None]]) -> None:
+def test_checkpoints_in_a_folder_without_permission_are_unreachable_and_not_lost(
+    open_folder: Path, unprivileged: Callable[[], AbstractContextManager[None]]
+) -> None:
     store = FolderCheckpoints(open_folder / "checkpoints", "w")
     store.save(KEY, {"a": 1}, step=1, parent=None)
     store.path.chmod(0)
@@ -207,7 +209,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
 
 @pytest.mark.ci
 @pytest.mark.skipif(sys.platform != "linux", reason="refuses system calls as Linux does")
-def test_the_contract_holds_on_a_place_without_hard_links() -> None:
+def test_folder_checkpoints_work_on_a_file_system_without_hard_links() -> None:
     here = Path(__file__).parent / "test_folder_checkpoints.py"
     # The pools of the other two take links for their semaphores.
     words = [str(here), "-k", "(Contract or TestFolderCheckpoints or one_identity) and not at_once and not whole"]
@@ -218,7 +220,7 @@ def test_the_contract_holds_on_a_place_without_hard_links() -> None:
     assert "passed" in done.stdout
 
 
-def test_a_file_system_that_cannot_rename_folders_is_refused_at_the_start(
+def test_check_refuses_a_file_system_that_cannot_rename_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -240,7 +242,7 @@ print(FolderCheckpoints(sys.argv[1], "w", sweep=False).sweep())
 
 
 @pytest.mark.parametrize("hours", [-49, 0, 49])
-def test_dead_writers_are_recognised_by_the_clock_of_the_file_system_not_of_this_host(
+def test_sweep_judges_the_age_of_writers_by_the_file_system_clock_and_not_the_host_clock(
     tmp_path: Path, hours: int
 ) -> None:
     def temporary(age_hours: float, host: str = "elsewhere", pid: int = 1) -> str:

@@ -35,7 +35,7 @@ class TestOnAFileSystem(CheckpointContract):
         return functools.partial(UrlCheckpoints, f"file://{tmp_path}/checkpoints", "workload")
 
 
-def test_files_written_in_many_pieces_are_read_back_whole(
+def test_checkpoint_files_written_in_many_pieces_are_loaded_as_saved(
     store: UrlCheckpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "_PIECE", 1000)
@@ -50,20 +50,20 @@ def test_files_written_in_many_pieces_are_read_back_whole(
 
 
 @pytest.mark.parametrize("form", ["{}", "file://{}", "file://localhost{}", "local://{}", "FILE://{}"])
-def test_a_path_is_a_folder(tmp_path: Path, form: str) -> None:
+def test_a_path_or_file_url_opens_folder_checkpoints(tmp_path: Path, form: str) -> None:
     opened = open_checkpoints(form.format(tmp_path / "a"), "workload")
     assert isinstance(opened, FolderCheckpoints)
     assert opened.path == tmp_path / "a"
 
 
-def test_paths_and_their_urls_are_one_folder(tmp_path: Path) -> None:
+def test_a_path_with_special_characters_and_its_file_url_open_the_same_folder(tmp_path: Path) -> None:
     path = tmp_path / "50% of é"
     for location in (path, str(path), path.as_uri()):
         opened = open_checkpoints(location, "workload")
         assert isinstance(opened, FolderCheckpoints) and opened.path == path
 
 
-def test_any_other_scheme_goes_through_fsspec(place: str) -> None:
+def test_a_url_that_is_not_a_file_url_opens_url_checkpoints(place: str) -> None:
     opened = open_checkpoints(place, "workload", storage_options={"a": 1})
     assert isinstance(opened, UrlCheckpoints)
     assert (opened.url, opened.workload) == (place, "workload")
@@ -80,17 +80,17 @@ def test_any_other_scheme_goes_through_fsspec(place: str) -> None:
         ("file://[/a", "is not a URL"),
     ],
 )
-def test_a_location_that_cannot_be_is_refused(location: str, message: str) -> None:
+def test_an_invalid_checkpoint_location_is_refused(location: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         open_checkpoints(location, "workload")
 
 
-def test_options_for_a_folder_are_refused(tmp_path: Path) -> None:
+def test_storage_options_for_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no storage_options"):
         open_checkpoints(tmp_path, "workload", storage_options={"key": "a"})
 
 
-def test_a_driver_that_is_not_installed_is_named_with_the_command_that_installs_it() -> None:
+def test_a_missing_fsspec_driver_is_named_with_its_install_command() -> None:
     script = (
         "import sys; sys.modules['s3fs'] = None\n"
         "from hpstage.checkpoints import open_checkpoints\n"
@@ -104,7 +104,7 @@ def test_a_driver_that_is_not_installed_is_named_with_the_command_that_installs_
     assert "hunter2" not in done.stdout
 
 
-def test_fsspec_is_loaded_when_a_url_is_opened_and_not_before() -> None:
+def test_fsspec_is_imported_only_when_a_url_is_opened() -> None:
     script = (
         "import sys, hpstage.checkpoints as c\n"
         "c.open_checkpoints('.', 'w')\n"

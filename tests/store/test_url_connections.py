@@ -39,7 +39,7 @@ class Flaky:
 
 @pytest.mark.parametrize("error", [ConnectionResetError("reset"), TimeoutError(), RuntimeError("a driver's own")])
 @pytest.mark.usefixtures("no_pauses")
-def test_occasional_losses_of_the_connection_are_retried(
+def test_requests_are_retried_after_an_occasional_loss_of_the_connection(
     store: UrlCheckpoints, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     flaky = Flaky(monkeypatch, error, times=1)
@@ -52,7 +52,7 @@ def test_occasional_losses_of_the_connection_are_retried(
 
 
 @pytest.mark.usefixtures("no_pauses")
-def test_a_connection_that_stays_lost_is_given_up_with_the_remedy(
+def test_a_permanently_lost_connection_raises_an_error_with_a_remedy(
     store: UrlCheckpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(store, OTHER)
@@ -72,7 +72,7 @@ def test_a_connection_that_stays_lost_is_given_up_with_the_remedy(
 
 
 @pytest.mark.usefixtures("no_pauses")
-def test_a_manifest_whose_answer_was_lost_is_taken_for_written(
+def test_a_save_succeeds_if_only_the_reply_to_writing_its_manifest_was_lost(
     store: UrlCheckpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = [True]
@@ -91,7 +91,7 @@ def test_a_manifest_whose_answer_was_lost_is_taken_for_written(
 
 
 @pytest.mark.usefixtures("no_pauses")
-def test_where_it_is_unclear_whether_the_manifest_was_written_its_files_stay(store: UrlCheckpoints) -> None:
+def test_files_of_a_checkpoint_are_kept_if_writing_its_manifest_may_have_succeeded(store: UrlCheckpoints) -> None:
     down = False
 
     def around(call: Callable[[], Any], path: str, **options: Any) -> Any:
@@ -110,7 +110,7 @@ def test_where_it_is_unclear_whether_the_manifest_was_written_its_files_stay(sto
     assert digest(store.load(KEY)) == digest(STATE)
 
 
-def test_a_refusal_is_not_tried_again_and_leaves_nothing(
+def test_a_permission_error_is_not_retried_and_leaves_no_files(
     store: UrlCheckpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = []
@@ -128,7 +128,7 @@ def test_a_refusal_is_not_tried_again_and_leaves_nothing(
     assert names(store) == []
 
 
-def test_a_full_disk_is_named_with_the_remedy_and_nothing_is_left(
+def test_saving_to_a_full_disk_raises_an_error_with_a_remedy_and_leaves_no_files(
     tmp_path: Path, full_disk: Callable[[int], AbstractContextManager[None]]
 ) -> None:
     store = UrlCheckpoints(f"file://{tmp_path}", "workload")
@@ -137,7 +137,7 @@ def test_a_full_disk_is_named_with_the_remedy_and_nothing_is_left(
     assert names(store) == []
 
 
-def test_a_place_that_may_not_be_written_to_is_named(
+def test_a_url_without_write_permission_is_named_in_the_error(
     open_folder: Path, unprivileged: Callable[[], AbstractContextManager[None]]
 ) -> None:
     open_folder.chmod(0o555)
@@ -149,7 +149,7 @@ def test_a_place_that_may_not_be_written_to_is_named(
     assert os.listdir(open_folder) == []
 
 
-def test_folders_above_the_url_are_not_made(tmp_path: Path) -> None:
+def test_missing_parent_folders_of_the_url_are_not_created(tmp_path: Path) -> None:
     store = UrlCheckpoints(f"file://{tmp_path}/mistyped/checkpoints", "workload")
     for call in (store.check, lambda: store.save(KEY, STATE, step=0, parent=None)):
         with pytest.raises(CheckpointError, match="bucket or folder of the URL is there"):
@@ -166,7 +166,7 @@ def test_folders_above_the_url_are_not_made(tmp_path: Path) -> None:
         "cannot reach https://AKIA0123:hunter-2-hunter@host/bucket",
     ],
 )
-def test_credentials_are_never_in_a_message_or_its_causes(
+def test_error_messages_and_their_causes_contain_no_credentials(
     place: str, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     options = {"key": "AKIA0123", "client_kwargs": {"endpoint_url": "https://AKIA0123:hunter-2-hunter@host"}}
@@ -194,7 +194,9 @@ def test_a_url_is_shown_without_user_and_password() -> None:
     assert shown == "cannot reach sftp://host:22/folder at all"
 
 
-def test_a_harmless_cause_is_shown(store: UrlCheckpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cause_of_an_error_is_shown_if_it_contains_no_credentials(
+    store: UrlCheckpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
     error = PermissionError("Access Denied")
     wrap(monkeypatch, "cat_file", lambda call, path, **_: raise_it(error))
     with pytest.raises(CheckpointError) as caught:

@@ -16,7 +16,7 @@ from tests.store.url_checkpoints import FILES, KEY, OTHER, STATE, memory, names,
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_truncated_file_is_noticed(store: UrlCheckpoints, name: str) -> None:
+def test_a_truncated_checkpoint_file_is_detected_on_load(store: UrlCheckpoints, name: str) -> None:
     path = saved(store)[name]
     content = memory.cat_file(path)
     for length in (0, 1, 9, len(content) // 2, len(content) - 1):
@@ -27,14 +27,16 @@ def test_a_truncated_file_is_noticed(store: UrlCheckpoints, name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("garbage", [b"", b"null", b"{}", b"[1", b"\xff\xfe", b"[" * 100_000, b'{"manifest":1}'])
-def test_garbage_in_place_of_a_file_is_noticed(store: UrlCheckpoints, name: str, garbage: bytes) -> None:
+def test_garbage_in_place_of_a_checkpoint_file_is_detected_on_load(
+    store: UrlCheckpoints, name: str, garbage: bytes
+) -> None:
     memory.pipe_file(saved(store)[name], garbage)
     with pytest.raises(CheckpointCorrupt, match=KEY):
         store.load(KEY)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_trailing_bytes_of_a_file_are_noticed(store: UrlCheckpoints, name: str) -> None:
+def test_trailing_bytes_in_a_checkpoint_file_are_detected_on_load(store: UrlCheckpoints, name: str) -> None:
     path = saved(store)[name]
     memory.pipe_file(path, memory.cat_file(path) + b"\x00")
     with pytest.raises(CheckpointCorrupt, match=KEY):
@@ -46,7 +48,9 @@ def test_trailing_bytes_of_a_file_are_noticed(store: UrlCheckpoints, name: str) 
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(name=st.sampled_from(FILES), where=st.integers(0, 10_000), bit=st.integers(0, 7))
-def test_a_flipped_bit_is_noticed_wherever_it_is(store: UrlCheckpoints, name: str, where: int, bit: int) -> None:
+def test_a_flipped_bit_anywhere_in_a_checkpoint_file_is_detected_on_load(
+    store: UrlCheckpoints, name: str, where: int, bit: int
+) -> None:
     store.delete(KEY)
     path = saved(store)[name]
     content = bytearray(memory.cat_file(path))
@@ -57,14 +61,14 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(store: UrlCheckpoints, name: st
 
 
 @pytest.mark.parametrize("name", ["tensors", "structure"])
-def test_a_missing_file_is_noticed_and_named(store: UrlCheckpoints, name: str) -> None:
+def test_a_missing_checkpoint_file_is_named_on_load(store: UrlCheckpoints, name: str) -> None:
     path = saved(store)[name]
     memory.rm_file(path)
     with pytest.raises(CheckpointCorrupt, match=f"lacks {path.rpartition('/')[2]}"):
         store.load(KEY)
 
 
-def test_without_its_manifest_a_checkpoint_is_missing(store: UrlCheckpoints) -> None:
+def test_a_checkpoint_without_its_manifest_counts_as_missing(store: UrlCheckpoints) -> None:
     memory.rm_file(saved(store)["manifest"])
     with pytest.raises(CheckpointMissing):
         store.load(KEY)
@@ -81,7 +85,7 @@ def test_the_checkpoint_of_another_state_or_workload_is_refused(store: UrlCheckp
 
 
 @pytest.mark.parametrize("name", ["../../secret", "state-../x.json", "manifest.json", "state-.json", "x.safetensors"])
-def test_a_manifest_that_names_files_elsewhere_is_refused(store: UrlCheckpoints, name: str) -> None:
+def test_a_manifest_that_names_other_files_than_its_own_two_is_refused(store: UrlCheckpoints, name: str) -> None:
     manifest_path = saved(store)["manifest"]
     manifest = store.manifest(KEY)
     tensors, structure = files.data_files(store._place(KEY), manifest)
@@ -116,7 +120,7 @@ def test_a_damaged_checkpoint_is_listed_and_can_be_deleted(store: UrlCheckpoints
 
 
 @pytest.mark.parametrize("key", ["", "a", "../../etc/passwd", "..", ".tmp", "a/b", "a\x00b", "x" * 129])
-def test_a_key_that_would_lead_elsewhere_is_refused(store: UrlCheckpoints, key: str) -> None:
+def test_a_state_key_that_is_invalid_or_a_path_is_refused(store: UrlCheckpoints, key: str) -> None:
     for call in (store.load, store.manifest, store.delete):
         with pytest.raises(UsageError, match="not a state key"):
             call(StateKey(key))

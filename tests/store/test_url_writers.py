@@ -34,7 +34,7 @@ def before_the_manifest(patch: pytest.MonkeyPatch, action: Callable[[], object])
     wrap(patch, "pipe_file", around)
 
 
-def test_a_writer_that_dies_leaves_a_whole_checkpoint_or_none_and_leftovers_are_swept(place: str) -> None:
+def test_a_dead_writer_leaves_a_complete_checkpoint_or_files_that_are_swept(place: str) -> None:
     outcomes = set()
     for requests in range(1, 12):
         store = UrlCheckpoints(f"{place}/{requests}", "workload")
@@ -63,7 +63,7 @@ def test_a_writer_that_dies_leaves_a_whole_checkpoint_or_none_and_leftovers_are_
     assert {(False, 0), (False, 1), (False, 2), (True, 3)} == outcomes
 
 
-def test_leftovers_next_to_a_checkpoint_are_swept_and_the_checkpoint_stays(store: UrlCheckpoints) -> None:
+def test_sweep_removes_leftover_files_next_to_a_checkpoint_and_keeps_the_checkpoint(store: UrlCheckpoints) -> None:
     manifest = saved(store)["manifest"]
     content = memory.cat_file(manifest)
     memory.rm_file(manifest)
@@ -77,7 +77,7 @@ def test_leftovers_next_to_a_checkpoint_are_swept_and_the_checkpoint_stays(store
     assert len(names(store)) == 3
 
 
-def test_nothing_is_swept_next_to_a_damaged_manifest(store: UrlCheckpoints) -> None:
+def test_sweep_removes_no_files_next_to_a_damaged_manifest(store: UrlCheckpoints) -> None:
     manifest = saved(store)["manifest"]
     memory.rm_file(manifest)
     memory.pipe_file(saved(store)["manifest"], b"damaged")
@@ -89,7 +89,7 @@ def test_nothing_is_swept_next_to_a_damaged_manifest(store: UrlCheckpoints) -> N
     assert names(store) == []
 
 
-def test_the_second_writer_of_a_key_changes_nothing_and_leaves_nothing(
+def test_the_second_writer_of_a_key_keeps_the_first_checkpoint_and_leaves_no_files(
     place: str, store: UrlCheckpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     winner = {"a": 1}
@@ -101,7 +101,7 @@ def test_the_second_writer_of_a_key_changes_nothing_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("action", ["sweep", "delete", "load", "usage"])
-def test_a_living_writer_is_not_disturbed(
+def test_a_live_writer_is_not_disturbed_by_sweep_delete_load_or_usage(
     place: str, store: UrlCheckpoints, monkeypatch: pytest.MonkeyPatch, action: str
 ) -> None:
     other = UrlCheckpoints(place, "workload")
@@ -120,7 +120,7 @@ def test_a_living_writer_is_not_disturbed(
     assert digest(store.load(KEY)) == digest(STATE)
 
 
-def test_a_writer_who_stopped_for_a_night_writes_its_files_again(
+def test_a_writer_that_was_suspended_for_hours_writes_its_files_again(
     store: UrlCheckpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nights = itertools.chain([0.0, 13 * 3600.0], itertools.repeat(13 * 3600.0))
@@ -134,7 +134,7 @@ def test_a_writer_who_stopped_for_a_night_writes_its_files_again(
     assert len(names(store)) == 3
 
 
-def test_a_clock_of_this_host_that_is_a_year_ahead_sweeps_no_living_writer(
+def test_sweep_keeps_files_of_live_writers_if_the_host_clock_is_years_ahead(
     store: UrlCheckpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory.rm_file(saved(store)["manifest"])
@@ -143,7 +143,7 @@ def test_a_clock_of_this_host_that_is_a_year_ahead_sweeps_no_living_writer(
     assert len(names(store)) == 2
 
 
-def test_a_manifest_that_is_seen_half_written_is_read_again(
+def test_a_manifest_that_is_read_half_written_is_read_again(
     store: UrlCheckpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = saved(store)["manifest"]
@@ -153,7 +153,7 @@ def test_a_manifest_that_is_seen_half_written_is_read_again(
     assert store.manifest(KEY).key == KEY
 
 
-def test_a_server_without_conditional_writes_still_keeps_the_first_checkpoint(
+def test_the_first_checkpoint_of_a_key_is_kept_on_a_server_without_conditional_writes(
     place: str, store: UrlCheckpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def around(call: Callable[[], Any], path: str, **options: Any) -> Any:
@@ -172,7 +172,7 @@ def test_a_server_without_conditional_writes_still_keeps_the_first_checkpoint(
     assert len(names(store)) == 3
 
 
-def test_a_state_that_was_saved_is_freed_with_its_last_reference(store: UrlCheckpoints) -> None:
+def test_saving_a_state_leaves_no_references_to_it(store: UrlCheckpoints) -> None:
     """Of 10 GB, not when the garbage is collected: no error that is kept may hold the frames of ``save``."""
     state = torch.zeros(3)
     last = weakref.ref(state)
