@@ -84,7 +84,7 @@ def search(trainable: Counter, gate: Gate, journal: MemoryJournal) -> hpstage.Re
 
 @pytest.mark.ci
 @pytest.mark.usefixtures("nothing_ahead")
-def test_an_idle_worker_audits_in_a_fresh_process_and_the_result_has_what_was_compared(tmp_path: Path) -> None:
+def test_an_idle_worker_audits_kept_training_and_the_result_reports_the_audit(tmp_path: Path) -> None:
     gate, journal = Gate(tmp_path), MemoryJournal()
     result = search(Counter(gate), gate, journal)
     first, *_ = [fact for fact in audits_in(journal) if fact.outcome != "stopped"]
@@ -103,7 +103,7 @@ def test_an_idle_worker_audits_in_a_fresh_process_and_the_result_has_what_was_co
 
 @pytest.mark.ci
 @pytest.mark.usefixtures("nothing_ahead")
-def test_a_difference_ends_the_search_and_names_both_ways(tmp_path: Path) -> None:
+def test_a_difference_found_by_an_audit_ends_the_search_and_names_both_trainings(tmp_path: Path) -> None:
     gate, journal = Gate(tmp_path), MemoryJournal()
     with pytest.raises(StateError, match=r"First trained from .* in a fresh process by an audit on worker inproc://"):
         search(Inexact(gate), gate, journal)
@@ -138,7 +138,7 @@ def run_while(file: Path) -> None:
 
 
 @pytest.mark.ci
-def test_an_audit_makes_way_for_any_task_on_its_worker(client: Client, tmp_path: Path) -> None:
+def test_an_audit_stops_when_another_dask_task_arrives_on_its_worker(client: Client, tmp_path: Path) -> None:
     executor = DaskExecutor(client)
     executor.open(Counter(), FolderCheckpoints(tmp_path, "w"))
     try:

@@ -67,7 +67,9 @@ def test_every_output_shows_the_same_audit_line(result: hpstage.Result, journal:
     assert standing(shown)[-1] == f"audited {result.audit.line}"
 
 
-def test_a_further_call_adds_to_what_was_audited(result: hpstage.Result, journal: MemoryJournal) -> None:
+def test_audits_of_a_second_search_are_added_to_those_of_the_first(
+    result: hpstage.Result, journal: MemoryJournal
+) -> None:
     before = result.audit.figures
     after = search(journal, "another").audit.figures
     assert after.found[: len(before.found)] == before.found
@@ -75,7 +77,7 @@ def test_a_further_call_adds_to_what_was_audited(result: hpstage.Result, journal
     assert after.steps > before.steps
 
 
-def test_without_audits_no_output_mentions_them(journal: MemoryJournal) -> None:
+def test_status_and_savings_do_not_mention_audits_if_none_was_made(journal: MemoryJournal) -> None:
     result = search(journal, "study", None)
     account = new_account(journal)
     account.catch_up(journal)

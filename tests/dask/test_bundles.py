@@ -82,7 +82,7 @@ def expected() -> list[float]:
 
 @pytest.mark.ci
 @pytest.mark.usefixtures("nothing_ahead")
-def test_each_worker_of_a_local_cluster_trains_as_many_chains_as_the_trainable_has_members(
+def test_a_worker_of_a_local_cluster_has_one_slot_for_each_member_of_the_trainable(
     expected: list[float],
 ) -> None:
     journal = MemoryJournal()
@@ -95,7 +95,7 @@ def test_each_worker_of_a_local_cluster_trains_as_many_chains_as_the_trainable_h
 
 
 @pytest.mark.ci
-def test_a_killed_process_costs_the_steps_since_the_last_boundaries_of_its_chains(
+def test_a_killed_training_process_costs_only_steps_since_the_last_boundary_of_each_chain(
     client: Client, expected: list[float], tmp_path: Path
 ) -> None:
     journal = MemoryJournal()
@@ -112,7 +112,7 @@ def test_a_killed_process_costs_the_steps_since_the_last_boundaries_of_its_chain
 
 
 @pytest.mark.ci
-def test_runs_take_turns_on_a_worker_with_slots(client: Client, expected: list[float]) -> None:
+def test_two_searches_take_turns_on_a_worker_with_several_slots(client: Client, expected: list[float]) -> None:
     """While one run is open, another one is trained to its end on the same workers."""
     executor = DaskExecutor(client)
     executor.open(Tapes(Tape()), None)

@@ -37,7 +37,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield start
 
 
-def test_only_the_owner_can_read_the_key_and_a_second_call_keeps_it(tmp_path: Path) -> None:
+def test_certificates_are_readable_only_by_the_owner_and_kept_by_a_second_call(tmp_path: Path) -> None:
     folder = tmp_path / "it's mine"
     found = variables(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -50,7 +50,7 @@ def test_only_the_owner_can_read_the_key_and_a_second_call_keeps_it(tmp_path: Pa
     assert (tmp_path / "another" / "key.pem").read_bytes() not in before
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_certificates_folder_that_cannot_be_written_raises_an_error_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = CliRunner().invoke(app, ["certificates", str(tmp_path / "file" / "folder")])
     assert done.exit_code != 0
@@ -58,7 +58,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-def test_only_clients_with_certificates_reach_the_cluster(start: Start, tmp_path: Path) -> None:
+def test_only_clients_with_the_clusters_certificates_can_connect(start: Start, tmp_path: Path) -> None:
     ours, _ = variables(tmp_path / "ours"), variables(tmp_path / "others")
     port = free_port()
     address = f"tls://127.0.0.1:{port}"
@@ -87,7 +87,7 @@ def client_of(address: str, folder: Path, seconds: float) -> Client:
 
 
 @pytest.mark.ci
-def test_a_scheduler_without_certificates_warns_once_that_it_is_open(start: Start) -> None:
+def test_a_public_scheduler_without_certificates_warns_once_that_anybody_can_run_code(start: Start) -> None:
     words = "scheduler", "--port", str(free_port()), "--dashboard-address", "127.0.0.1:0"
     scheduler = start(*words, "--host", "0.0.0.0")
     scheduler.says("Scheduler at")

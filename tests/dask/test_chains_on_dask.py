@@ -47,7 +47,7 @@ class TestDaskExecutor(ExecutorContract):
             time.sleep(0.001)
 
 
-def test_workers_are_processes_of_their_own_and_train_concurrently(run: Run) -> None:
+def test_two_workers_train_concurrently_in_separate_processes(run: Run) -> None:
     executor, (here, there) = run.executor, run.workers
     run.gate.shut()
     executor.start(here, chain("a", 2))
@@ -59,7 +59,7 @@ def test_workers_are_processes_of_their_own_and_train_concurrently(run: Run) -> 
     assert len(pids) == 2
 
 
-def test_a_state_that_is_expected_next_is_fetched_before_its_chain_starts(run: Run) -> None:
+def test_a_worker_fetches_the_state_it_needs_next_before_the_chain_starts(run: Run) -> None:
     executor, (here, there) = run.executor, run.workers
     executor.start(here, chain("a", 10))
     executor.start(there, chain("b", 2))
@@ -74,7 +74,7 @@ def test_a_state_that_is_expected_next_is_fetched_before_its_chain_starts(run: R
 
 
 @pytest.mark.ci
-def test_reports_that_the_feed_has_lost_come_with_the_result(open_executor: Open) -> None:
+def test_reports_lost_by_the_event_feed_arrive_with_the_result_of_the_chain(open_executor: Open) -> None:
     executor = open_executor()
     worker = workers(executor)[0]
     assert executor._connection is not None
@@ -102,7 +102,7 @@ def _fall_over() -> None:
 
 
 @pytest.mark.ci
-def test_a_failure_of_hpstages_code_on_a_worker_is_raised_and_not_silent(open_executor: Open) -> None:
+def test_a_bug_of_hpstage_on_a_worker_raises_an_internal_error_in_the_driver(open_executor: Open) -> None:
     executor = open_executor()
     worker = workers(executor)[0]
     executor.use(Unloadable())  # type: ignore[arg-type]
@@ -111,7 +111,7 @@ def test_a_failure_of_hpstages_code_on_a_worker_is_raised_and_not_silent(open_ex
         ended(executor, "c")
 
 
-def test_closing_leaves_the_given_client_usable_and_the_workers_as_they_were(
+def test_closing_the_executor_leaves_the_client_usable_and_nothing_on_the_workers(
     open_executor: Open, client: Client, tmp_path: Path
 ) -> None:
     before = client.run(_traces)

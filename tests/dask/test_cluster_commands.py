@@ -60,7 +60,7 @@ def start_scheduler(start: Start, port: int) -> Callable[..., Command]:
 
 @pytest.mark.ci
 @linux
-def test_workers_wait_for_their_scheduler_outlive_it_and_themselves_and_end_in_order(
+def test_the_worker_command_waits_for_its_scheduler_restarts_workers_and_stops_cleanly(
     start: Start, start_scheduler: Callable[..., Command], port: int, tmp_path: Path
 ) -> None:
     address = f"tcp://127.0.0.1:{port}"
@@ -105,7 +105,9 @@ def test_workers_wait_for_their_scheduler_outlive_it_and_themselves_and_end_in_o
 
 @pytest.mark.ci
 @linux
-def test_no_worker_outlives_its_supervisor(start: Start, start_scheduler: Callable[..., Command], port: int) -> None:
+def test_a_worker_ends_when_its_supervisor_is_killed(
+    start: Start, start_scheduler: Callable[..., Command], port: int
+) -> None:
     command = start("worker", f"127.0.0.1:{port}", "--nworkers", "1", "--name", "alone")
     start_scheduler()
     with Client(f"tcp://127.0.0.1:{port}", set_as_default=False) as client:
@@ -117,7 +119,7 @@ def test_no_worker_outlives_its_supervisor(start: Start, start_scheduler: Callab
 
 
 @linux
-def test_a_worker_whose_supervisor_is_gone_already_does_not_start() -> None:
+def test_a_worker_does_not_start_if_its_supervisor_has_already_ended() -> None:
     words = [sys.executable, "-m", "hpstage.cluster.supervised_worker", str(2**22 + 1), "tcp://127.0.0.1:1"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
@@ -125,7 +127,7 @@ def test_a_worker_whose_supervisor_is_gone_already_does_not_start() -> None:
 
 
 @pytest.mark.ci
-def test_a_worker_that_still_looks_for_its_scheduler_is_stopped(start: Start, port: int) -> None:
+def test_a_worker_command_that_waits_for_its_scheduler_is_stopped_by_sigint(start: Start, port: int) -> None:
     command = start("worker", "--nworkers", "1", DASK_SCHEDULER_ADDRESS=f"tcp://127.0.0.1:{port}")
     command.says("Connection refused); waiting for it")
     assert f"no scheduler at tcp://127.0.0.1:{port} (" in command.said
@@ -152,7 +154,7 @@ def supervise(code: str, *signals: tuple[str, signal.Signals]) -> tuple[int, lis
     return asyncio.run(run()), lines
 
 
-def test_a_process_that_ends_at_once_is_restarted_ever_less_often() -> None:
+def test_a_process_that_ends_repeatedly_is_restarted_with_growing_delays() -> None:
     status, lines = supervise("import sys; sys.exit(3)", ("0.4 s", signal.SIGTERM))
     assert status == 0
     assert [line for line in lines if line != "ready"] == [
@@ -161,7 +163,7 @@ def test_a_process_that_ends_at_once_is_restarted_ever_less_often() -> None:
     ]
 
 
-def test_a_second_signal_kills_a_process_that_does_not_end(tmp_path: Path) -> None:
+def test_a_second_signal_kills_a_supervised_process_that_does_not_end(tmp_path: Path) -> None:
     code = (
         "import os, signal, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getppid(), signal.SIGINT))\n"
@@ -173,7 +175,7 @@ def test_a_second_signal_kills_a_process_that_does_not_end(tmp_path: Path) -> No
     assert lines == ["ready", "stopping; interrupt again to stop at once"]
 
 
-def test_a_command_that_is_not_there_is_an_error() -> None:
+def test_supervising_a_missing_command_raises_an_error() -> None:
     async def ready() -> None: ...
 
     async def run() -> int:
@@ -183,7 +185,7 @@ def test_a_command_that_is_not_there_is_an_error() -> None:
         asyncio.run(run())
 
 
-def test_each_worker_is_shown_one_device_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_assigned_one_gpu_each_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     devices = ["3", "GPU-5a", "MIG-7"]
     assert [environment_of(worker, devices, hide=False)["CUDA_VISIBLE_DEVICES"] for worker in range(4)] == [
@@ -198,7 +200,7 @@ def test_each_worker_is_shown_one_device_in_turn(monkeypatch: pytest.MonkeyPatch
     assert environment_of(0, [], hide=True, workers=4) == {host_memory.SHARERS: "4", **hidden}
 
 
-def test_workers_that_share_a_device_know_how_many_they_are() -> None:
+def test_workers_that_share_a_gpu_receive_the_number_of_sharers() -> None:
     assert how_many(None, 3, ["0", "1"]) == 6
     assert how_many(None, None, ["0", "1"]) == 2
     assert how_many(None, None, [], accelerator=True) == 1
@@ -214,7 +216,7 @@ def test_workers_that_share_a_device_know_how_many_they_are() -> None:
             how_many(*arguments)  # type: ignore[arg-type]
 
 
-def test_devices_are_shown_in_groups_to_workers_that_use_several() -> None:
+def test_gpus_are_assigned_in_groups_to_workers_that_use_several() -> None:
     assert grouped(["0", "1", "2"], 1) == ["0", "1", "2"]
     assert grouped(["0", "1", "2", "GPU-5a", "4"], 2) == ["0,1", "2,GPU-5a"]
     assert environment_of(1, grouped(["0", "1", "2", "3"], 2), hide=False)["CUDA_VISIBLE_DEVICES"] == "2,3"
@@ -235,7 +237,7 @@ def test_devices_are_shown_in_groups_to_workers_that_use_several() -> None:
         ("", 0, [], ()),
     ],
 )
-def test_devices_are_identified_by_uuid_however_they_are_selected(
+def test_gpus_are_identified_by_uuid_for_each_form_of_cuda_visible_devices(
     named: str | None, count: int, visible: list[str], identified: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -252,7 +254,7 @@ def test_devices_are_identified_by_uuid_however_they_are_selected(
 
 
 @pytest.mark.parametrize(("accelerator", "expected"), [("xpu", True), (None, False)])
-def test_another_accelerator_is_looked_for_where_its_driver_is(
+def test_another_accelerator_is_detected_on_linux_only_if_its_driver_library_loads(
     accelerator: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hpstage.training.identity.accelerators.other", lambda: accelerator)
@@ -265,14 +267,14 @@ def test_another_accelerator_is_looked_for_where_its_driver_is(
     assert not has_other_accelerator()
 
 
-def test_no_more_devices_are_used_than_requested() -> None:
+def test_no_more_gpus_are_used_than_requested() -> None:
     assert first_devices(["0", "1"], None) == ["0", "1"]
     assert first_devices(["0", "1"], 1) == ["0"]
     with pytest.raises(ClusterError, match="3 GPUs were requested, but torch finds 2"):
         first_devices(["0", "1"], 3)
 
 
-def test_variables_that_are_set_are_left_as_they_are() -> None:
+def test_dask_settings_in_environment_variables_are_not_overridden() -> None:
     ttl = "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL"
     assert scheduler_environment({})[ttl] == "60s"
     assert scheduler_environment({ttl: "5s", "HOME": "/h"})[ttl] == "5s"
@@ -293,25 +295,25 @@ def test_variables_that_are_set_are_left_as_they_are() -> None:
         (["worker", "tcp://host:1", "--gpus", "0", "--workers-per-gpu", "2"], "there is no usable GPU"),
     ],
 )
-def test_bad_arguments_are_refused_before_anything_starts(words: list[str], problem: str) -> None:
+def test_bad_arguments_of_the_scheduler_and_worker_commands_are_refused(words: list[str], problem: str) -> None:
     done = CliRunner().invoke(app, words)
     assert isinstance(done.exception, UsageError | ClusterError)
     assert problem in str(done.exception)
 
 
-def test_worker_version_prints_the_version_of_dask() -> None:
+def test_the_version_option_of_the_worker_command_prints_the_version_of_dask() -> None:
     done = CliRunner().invoke(app, ["worker", "--version"])
     assert done.exit_code == 0
     assert distributed.__version__ in done.output
 
 
-def test_the_command_line_loads_neither_dask_nor_torch() -> None:
+def test_importing_the_command_line_loads_neither_dask_nor_torch() -> None:
     code = "import sys, hpstage.cli.app; print(sorted({'dask', 'distributed', 'torch', 'optuna'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 @pytest.mark.parametrize("command", ["scheduler", "worker"])
-def test_help_shows_how_to_call_a_command(command: str) -> None:
+def test_help_of_the_scheduler_and_worker_commands_shows_an_example_call(command: str) -> None:
     done = CliRunner().invoke(app, [command, "--help"])
     assert done.exit_code == 0
     assert f"hpstage {command} --scheduler-file /shared/scheduler.json\n" in done.output
@@ -325,7 +327,7 @@ def as_dask_raises(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("closed", [True, False])
-def test_a_refused_certificate_is_named_whatever_error_dask_raises(closed: bool) -> None:
+def test_a_refused_certificate_is_reported_as_a_tls_failure(closed: bool) -> None:
     refusal = ssl.SSLError(1, "tlsv1 alert unknown ca")
     refusal.reason = "TLSV1_ALERT_UNKNOWN_CA"
     with pytest.raises(OSError, match="unknown ca") as caught:

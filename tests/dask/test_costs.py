@@ -24,7 +24,9 @@ def searched(metric: list[str], executor: Executor | Client, store: Path) -> lis
 
 
 @pytest.mark.ci
-def test_checkpoints_of_workers_have_as_many_bytes_as_in_this_process(client: Client, tmp_path: Path) -> None:
+def test_checkpoint_bytes_measured_on_dask_workers_equal_those_of_the_inline_executor(
+    client: Client, tmp_path: Path
+) -> None:
     metric = ["score", "hpstage:bytes"]
     found = searched(metric, client, tmp_path / "dask")
     assert found == searched(metric, hpstage.InlineExecutor(), tmp_path / "inline")
@@ -32,6 +34,6 @@ def test_checkpoints_of_workers_have_as_many_bytes_as_in_this_process(client: Cl
 
 
 @pytest.mark.ci
-def test_peak_bytes_are_refused_where_workers_train_on_cpus(client: Client, tmp_path: Path) -> None:
+def test_the_peak_bytes_objective_is_refused_on_workers_without_gpus(client: Client, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="hpstage:peak_bytes is the peak memory of CUDA devices"):
         searched(["score", "hpstage:peak_bytes"], client, tmp_path / "dask")

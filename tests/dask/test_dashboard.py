@@ -130,7 +130,7 @@ def fresh_mirror(view: PlanView, study: StudyView) -> Mirror:
     return mirror
 
 
-def test_the_figures_are_those_of_the_result() -> None:
+def test_the_page_shows_the_figures_of_the_result() -> None:
     result, journal = searched()
     view, study = shown(board_of(journal))
     savings = result.savings
@@ -154,14 +154,14 @@ def test_the_figures_are_those_of_the_result() -> None:
     }
 
 
-def test_the_saving_shown_is_close_to_the_one_of_the_result() -> None:
+def test_worker_time_without_sharing_on_the_page_is_close_to_that_of_the_result() -> None:
     result, journal = searched(trainable=Steady(None, 0.001))
     view, study = shown(board_of(journal))
     # Seconds per step are estimated as results come, there at the end.
     assert view.alone_seconds(study.name) == pytest.approx(result.savings.worker_seconds_alone, rel=0.5)
 
 
-def test_a_page_that_receives_changes_shows_the_current_tree_at_every_moment() -> None:
+def test_a_page_that_receives_changes_shows_the_current_tree_after_every_record() -> None:
     _, journal = searched()
     board, mirror = Board(), Mirror()
     feed: Feed | None = None
@@ -184,7 +184,7 @@ def test_a_page_that_receives_changes_shows_the_current_tree_at_every_moment() -
     assert all(row.front == row.reach for row in mirror.rows.branches.values())
 
 
-def test_a_page_receives_only_what_has_changed() -> None:
+def test_a_page_receives_only_branches_that_have_changed() -> None:
     _, journal = searched(n_trials=40)
     records = journal.read()
     *_, begin, end = (i for i, record in enumerate(records) if b"StateReached" in record)  # there are many branches
@@ -210,7 +210,7 @@ def test_a_slow_page_receives_a_large_tree_in_slices_parents_first() -> None:
     assert mirror.content() == fresh_mirror(view, study).content()
 
 
-def test_each_reader_gets_each_change_once() -> None:
+def test_each_reader_of_the_change_log_receives_each_change_once() -> None:
     changes: Changes[str] = Changes()
     for key in "abcab":
         changes.mark(key)
@@ -239,7 +239,7 @@ def test_stages_trained_for_another_study_are_shown_as_reused() -> None:
     assert [found.study.name for found in board.studies()] == ["second", "first"]
 
 
-def test_stages_behind_a_failure_are_shown_as_failed() -> None:
+def test_stages_below_a_failed_branch_are_shown_as_failed() -> None:
     def space(trial: optuna.Trial) -> dict[str, object]:
         return {"a": s.piecewise({0: 1, 4: trial.suggest_categorical("a", [2, 7]), 8: trial.suggest_int("b", 1, 2)})}
 
@@ -286,7 +286,7 @@ def test_tiles_never_show_negative_figures() -> None:
     assert said[0][:2] == ["0 of 12", "12 queued"] and "12 of 12" in said[-1]
 
 
-def test_tiles_name_the_numbers_behind_their_figures() -> None:
+def test_tiles_show_the_numbers_that_their_figures_are_computed_from() -> None:
     result, journal = searched()
     one = board_of(journal).studies()[0]
     found = {tile.title: tile for tile in tiles(one)}
@@ -349,7 +349,7 @@ def test_axes_end_at_round_numbers() -> None:
         assert start < low and high < end and end - start < 3 * ((high - low) or abs(high) or 1.0)
 
 
-def test_records_that_come_twice_or_too_early_do_no_harm() -> None:
+def test_records_received_twice_or_out_of_order_do_not_change_the_page() -> None:
     _, journal = searched()
     records = journal.read()
     board = Board()
@@ -362,7 +362,7 @@ def test_records_that_come_twice_or_too_early_do_no_harm() -> None:
     assert summary_html(board.studies()[0]) == summary_html(board_of(journal).studies()[0])
 
 
-def test_a_page_whose_journal_lost_records_is_built_again() -> None:
+def test_the_page_is_rebuilt_after_its_journal_lost_records() -> None:
     _, journal = searched()
     records = journal.read()
     board = Board()
@@ -378,7 +378,7 @@ def test_a_page_whose_journal_lost_records_is_built_again() -> None:
     assert summary_html(board.studies()[0]) == summary_html(board_of(journal).studies()[0])
 
 
-def test_a_plan_that_cannot_be_read_is_given_up_and_others_are_not() -> None:
+def test_a_plan_that_cannot_be_read_is_reported_and_other_plans_are_still_shown() -> None:
     _, journal = searched()
     board = board_of(journal)
     records = journal.read()
@@ -388,7 +388,7 @@ def test_a_plan_that_cannot_be_read_is_given_up_and_others_are_not() -> None:
     assert board.offer("plan", len(records), []) == len(records)
 
 
-def test_a_long_history_is_thinned_evenly_and_keeps_its_ends() -> None:
+def test_a_long_history_of_points_is_thinned_evenly_and_keeps_its_ends() -> None:
     history = History()
     for i in range(10_000):
         history.add(float(i))
@@ -416,7 +416,7 @@ def test_a_worker_is_shown_with_the_steps_it_trains(tmp_path: Path) -> None:
         assert work_of(board, "elsewhere", 0.0) == {}
 
 
-def test_the_best_trials_are_counted_once_there_are_any() -> None:
+def test_the_title_of_the_metrics_panel_counts_best_trials_only_if_there_are_any() -> None:
     _, journal = searched()
     titles = []
     for stop in range(1, len(journal.read()) + 1):

@@ -64,7 +64,7 @@ def is_watched(dask_scheduler: Any) -> bool:
 
 
 @pytest.mark.ci
-def test_a_local_cluster_has_the_page_and_lists_the_plots(cluster: LocalCluster) -> None:
+def test_a_local_cluster_serves_the_hpstage_page_and_lists_its_plots(cluster: LocalCluster) -> None:
     status, text = get(base(cluster) + "/hpstage")
     assert status == 200 and '<a href="hpstage">hpstage</a>' in html.unescape(text)
     status, listed = get(base(cluster) + "/individual-plots.json")
@@ -77,7 +77,7 @@ def test_a_local_cluster_has_the_page_and_lists_the_plots(cluster: LocalCluster)
 
 
 @pytest.mark.ci
-def test_a_search_is_on_the_page_when_it_is_over(client: Client, tmp_path: Path) -> None:
+def test_the_page_shows_a_finished_search(client: Client, tmp_path: Path) -> None:
     journal = MemoryJournal()
     result = search(Steady(tmp_path), client, journal, tmp_path / "states", name="seen")
     [(_, position, text)] = [found for found in client.run_on_scheduler(look) if found[0] == "seen"]
@@ -86,7 +86,7 @@ def test_a_search_is_on_the_page_when_it_is_over(client: Client, tmp_path: Path)
 
 
 @pytest.mark.ci
-def test_the_page_of_a_running_search_shows_the_time_left_of_the_terminal(
+def test_the_page_of_a_running_search_shows_the_time_left_that_its_driver_estimates(
     cluster: LocalCluster, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     estimates: list[tuple[float, float | None]] = []  # when a search will end, by its driver
@@ -130,7 +130,7 @@ def test_the_progress_bar_prints_the_url_of_the_page(
 
 
 @pytest.mark.ci
-def test_a_scheduler_that_lost_a_plan_receives_it_again(client: Client, tmp_path: Path) -> None:
+def test_the_driver_sends_its_plan_again_to_a_scheduler_that_lost_the_plan(client: Client, tmp_path: Path) -> None:
     running = Running(Steady(tmp_path, 0.05), client, tmp_path)
     until(lambda: len(running.reached()) > 2, "states are reached")
     until(lambda: any(name == "study" for name, _, _ in client.run_on_scheduler(look)), "the search is shown")
@@ -148,7 +148,7 @@ def gpus(dask_scheduler: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("present", [True, False])
-def test_utilization_and_memory_of_gpus_are_those_of_dasks_monitor(
+def test_the_page_shows_gpu_utilization_and_memory_as_dasks_monitor_reports_them(
     present: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Where there is no GPU, its driver's answers stand for one: all else is Dask's own monitor and heartbeat.
@@ -166,7 +166,7 @@ def test_utilization_and_memory_of_gpus_are_those_of_dasks_monitor(
 
 
 @pytest.mark.ci
-def test_the_page_is_added_once_to_a_cluster_that_runs() -> None:
+def test_the_page_is_added_to_a_running_cluster_only_once() -> None:
     with (
         LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as cluster,
         Client(cluster, set_as_default=False) as client,
@@ -183,7 +183,7 @@ def test_the_page_is_added_once_to_a_cluster_that_runs() -> None:
         assert html.unescape(get(base(cluster) + "/status")[1]).count('href="hpstage"') == 1
 
 
-def test_the_command_serves_the_page_under_a_prefix_and_loads_what_is_configured(tmp_path: Path) -> None:
+def test_the_scheduler_command_serves_the_page_under_a_prefix_and_loads_dask_preloads(tmp_path: Path) -> None:
     (tmp_path / "configured.py").write_text("print('the module of the configuration is loaded', flush=True)")
     port = free_port()
     words = ["--port", str(free_port()), "--host", "127.0.0.1", "--dashboard-address", f"127.0.0.1:{port}"]
@@ -216,7 +216,7 @@ def test_the_command_serves_the_page_under_a_prefix_and_loads_what_is_configured
     ("dashboard", "without"), [(False, ["prometheus_client"]), (True, ["bokeh", "prometheus_client"])]
 )
 @pytest.mark.ci
-def test_nothing_is_installed_on_a_scheduler_that_cannot_show_pages(dashboard: bool, without: list[str]) -> None:
+def test_no_page_is_installed_on_a_scheduler_without_dashboard_or_bokeh(dashboard: bool, without: list[str]) -> None:
     script = (
         "import sys\n"
         f"sys.modules.update(dict.fromkeys({without}))\n"

@@ -29,7 +29,7 @@ def shared(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("nothing_ahead")
-def test_workers_put_files_where_no_other_account_can(shared: Path) -> None:
+def test_worker_files_are_in_a_folder_that_other_accounts_cannot_change(shared: Path) -> None:
     with (
         dask.config.set({"temporary-directory": str(shared)}),
         hpstage.local_cluster(2, gpus=0) as cluster,
@@ -42,7 +42,7 @@ def test_workers_put_files_where_no_other_account_can(shared: Path) -> None:
     assert list((shared / "dask-scratch-space").iterdir()) == []
 
 
-def test_one_folder_serves_all(shared: Path) -> None:
+def test_scheduler_and_workers_use_the_same_private_folder(shared: Path) -> None:
     with dask.config.set({"temporary-directory": str(shared / "new")}):
         folder = dask_folder()
         assert dask_folder() == folder and is_private(Path(folder)) and Path(folder).parent == shared / "new"
@@ -51,7 +51,7 @@ def test_one_folder_serves_all(shared: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["open", "link", "file"])
-def test_a_folder_of_this_name_that_others_can_change_is_not_used(shared: Path, how: str) -> None:
+def test_an_existing_temporary_folder_that_is_not_private_is_not_used(shared: Path, how: str) -> None:
     name = shared / f"hpstage-{os.getuid()}"
     if how == "open":
         name.mkdir()
@@ -67,7 +67,7 @@ def test_a_folder_of_this_name_that_others_can_change_is_not_used(shared: Path, 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_a_folder_of_another_account_is_not_used(shared: Path) -> None:
+def test_a_temporary_folder_of_another_account_is_not_used(shared: Path) -> None:
     name = shared / f"hpstage-{os.getuid()}"
     name.mkdir(mode=0o700)
     os.chown(name, 65534, 65534)

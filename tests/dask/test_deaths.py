@@ -34,7 +34,7 @@ def client(client_of_nannies: Client) -> Client:
 @pytest.mark.parametrize(
     "fate", [kill, sys.exit, *(pytest.param(fate, marks=pytest.mark.slow) for fate in (kill_worker, segfault, leave))]
 )
-def test_a_worker_that_dies_while_it_trains_costs_the_steps_since_the_last_boundary_and_nothing_else(
+def test_a_worker_that_dies_in_training_costs_only_the_steps_since_the_last_boundary(
     client: Client, tmp_path: Path, expected: tuple[Trials, int], fate: Callable[[], object]
 ) -> None:
     client.wait_for_workers(2, timeout=30)
@@ -51,14 +51,14 @@ def lose_worker(reason: Departure, times: int) -> list[StageFailed]:
     return failures_after(WorkerLeft(WorkerId(f"w{number}"), number + 0.5, reason) for number in range(times))
 
 
-def test_a_stage_under_which_workers_die_fails_after_the_third() -> None:
+def test_a_stage_fails_after_three_workers_have_died_while_training_it() -> None:
     assert not lose_worker("died", 2)
     [failure] = lose_worker("died", 3)
     assert "3 workers died in a row" in failure.failure.summary
 
 
 @pytest.mark.parametrize("reason", ["closed", "unreachable"])
-def test_a_stage_is_not_blamed_for_workers_that_leave_cleanly_or_with_their_scheduler(
+def test_a_stage_does_not_fail_when_workers_leave_cleanly_or_become_unreachable(
     reason: Departure,
 ) -> None:
     assert not lose_worker(reason, 10)

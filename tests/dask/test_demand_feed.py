@@ -12,7 +12,7 @@ from hpstage.cluster.adaptive import DemandFeed
 
 
 @pytest.mark.parametrize(("takes", "looks"), [(0.0001, 100), (0.5, 4)], ids=["cheap", "expensive"])
-def test_an_expensive_demand_estimate_is_made_less_often(
+def test_an_expensive_demand_estimate_is_made_less_often_than_a_cheap_one(
     takes: float, looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In 100 seconds: once in a second, or at most 2 % of them."""

@@ -68,7 +68,7 @@ def command_lines() -> list[list[str]]:
     return found
 
 
-def test_every_hpstage_command_in_the_files_parses() -> None:
+def test_every_hpstage_command_in_the_deployment_files_parses() -> None:
     lines = command_lines()
     assert [words[1] for words in lines].count("worker") >= 4  # two of Compose, Kubernetes, Slurm
     assert [words[1] for words in lines].count("scheduler") == 3
@@ -130,7 +130,7 @@ def test_docker_accepts_the_compose_file() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_image_contains_what_the_package_needs() -> None:
+def test_the_dockerfile_copies_the_files_that_the_package_needs() -> None:
     text = (DEPLOY / "Dockerfile").read_text()
     instructions = [line.split() for line in text.replace("\\\n", " ").splitlines() if line and line[0] != "#"]
     known = {"FROM", "ARG", "RUN", "WORKDIR", "COPY", "USER", "CMD"}
@@ -177,7 +177,7 @@ CLAIM = {
 }
 
 
-def test_the_manifests_are_objects_of_their_kinds(cluster_schema: dict[str, Any]) -> None:
+def test_kubernetes_manifests_match_the_schemas_of_their_kinds(cluster_schema: dict[str, Any]) -> None:
     worker = cluster_schema["properties"]["worker"]["properties"]
     pod, service = worker["spec"], cluster_schema["properties"]["scheduler"]["properties"]["service"]
     template = {**strict(metadata=strict(labels=LABELS), spec=pod), "required": ["spec"]}
@@ -231,14 +231,14 @@ def test_the_manifests_are_objects_of_their_kinds(cluster_schema: dict[str, Any]
     assert 'nvidia.com/gpu: "1"' in text
 
 
-def test_a_field_unknown_to_the_operator_is_detected(cluster_schema: dict[str, Any]) -> None:
+def test_a_manifest_field_unknown_to_the_dask_operator_is_detected(cluster_schema: dict[str, Any]) -> None:
     spec = objects()["DaskCluster", "search"]["spec"]
     spec["worker"]["spec"]["containers"][0]["volumeMount"] = []
     with pytest.raises(jsonschema.ValidationError, match="volumeMount"):
         check(spec, cluster_schema)
 
 
-def test_the_manifests_fit_together() -> None:
+def test_kubernetes_manifests_refer_to_each_other_consistently() -> None:
     found = objects()
     claims = {name for kind, name in found if kind == "PersistentVolumeClaim"}
     plan, cluster, job = found["StatefulSet", "plan"], found["DaskCluster", "search"], found["Job", "search"]
@@ -309,7 +309,7 @@ while len(sys.argv) > 2:
 """
 
 
-def test_the_slurm_script_is_clean() -> None:
+def test_the_slurm_script_has_valid_syntax_and_known_directives() -> None:
     assert subprocess.run(["bash", "-n", str(SLURM)], check=False).returncode == 0
     assert os.access(SLURM, os.X_OK)
     known = {"job-name", "nodes", "ntasks-per-node", "cpus-per-task", "time", "signal", "output", "gpus-per-node"}

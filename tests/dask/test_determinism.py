@@ -52,7 +52,7 @@ def four() -> Iterator[Client]:
 @pytest.mark.parametrize("workers", ["client", pytest.param("four", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 @pytest.mark.one_in(3)
-def test_one_two_and_four_workers_give_one_study(
+def test_one_two_and_four_workers_give_the_same_study(
     request: pytest.FixtureRequest, workers: str, algorithm: Algorithm
 ) -> None:
     def outcome(executor: hpstage.Executor) -> tuple[list[tuple[object, ...]], int]:

@@ -41,7 +41,7 @@ def shut(folder: Path) -> Gate:
 
 
 @pytest.mark.ci
-def test_a_chain_needs_no_task_unless_the_cluster_adapts(tmp_path: Path) -> None:
+def test_a_chain_runs_without_a_dask_task_unless_the_cluster_scales_adaptively(tmp_path: Path) -> None:
     with local_cluster(1, gpus=0) as cluster:
         for adapts in (False, True):
             if adapts:
@@ -59,7 +59,7 @@ def test_a_chain_needs_no_task_unless_the_cluster_adapts(tmp_path: Path) -> None
 
 
 @pytest.mark.ci
-def test_a_worker_that_is_retired_while_it_trains_leaves_with_its_chain(tmp_path: Path) -> None:
+def test_a_worker_retired_during_training_leaves_cleanly_and_drops_its_chain(tmp_path: Path) -> None:
     gate = shut(tmp_path / "gate")
     with local_cluster(1, gpus=0) as cluster, opened(cluster, tmp_path, gate) as executor:
         [worker] = workers(executor, 1)
@@ -73,7 +73,7 @@ def test_a_worker_that_is_retired_while_it_trains_leaves_with_its_chain(tmp_path
 
 
 @pytest.mark.ci
-def test_a_training_process_that_dies_counts_as_one_loss(tmp_path: Path) -> None:
+def test_a_dead_training_process_is_reported_once_as_a_lost_worker(tmp_path: Path) -> None:
     gate = shut(tmp_path / "gate")
     with local_cluster(1, gpus=0) as cluster, opened(cluster, tmp_path, gate) as executor:
         [worker] = workers(executor, 1)
@@ -87,7 +87,7 @@ def test_a_training_process_that_dies_counts_as_one_loss(tmp_path: Path) -> None
 
 
 @pytest.mark.ci
-def test_a_chain_that_is_abandoned_gives_its_turn_to_another_search(tmp_path: Path) -> None:
+def test_a_chain_abandoned_by_a_closed_search_frees_its_worker_for_the_next_search(tmp_path: Path) -> None:
     gate = shut(tmp_path / "gate")
     with local_cluster(1, gpus=0) as cluster:
         with opened(cluster, tmp_path, gate) as executor:
@@ -102,7 +102,7 @@ def test_a_chain_that_is_abandoned_gives_its_turn_to_another_search(tmp_path: Pa
 
 
 @pytest.mark.ci
-def test_a_chain_for_a_process_that_was_replaced_unnoticed_is_not_to_blame(
+def test_a_chain_sent_to_a_replaced_training_process_is_stopped_and_not_blamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The events of its replacement are lost, as with a scheduler that is killed."""
@@ -132,7 +132,7 @@ def test_a_chain_for_a_process_that_was_replaced_unnoticed_is_not_to_blame(
 
 
 @pytest.mark.ci
-def test_a_description_that_comes_after_its_worker_was_removed_is_ignored(tmp_path: Path) -> None:
+def test_a_worker_description_that_arrives_after_the_worker_was_removed_is_ignored(tmp_path: Path) -> None:
     with local_cluster(2, gpus=0) as cluster, opened(cluster, tmp_path) as executor:
         workers(executor, 2)
         site = next(iter(cluster.workers.values())).plugins[executor._name].site

@@ -13,7 +13,7 @@ from hpstage.testing.toys import Failing
 
 
 @pytest.mark.ci
-def test_an_error_on_a_worker_is_an_instance_of_the_builtin_exception_that_was_raised(client: Client) -> None:
+def test_an_error_in_user_code_on_a_worker_is_raised_with_its_builtin_exception_type(client: Client) -> None:
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     options = {"metric": "score", "steps": 6, "n_trials": 1, "store": MemoryJournal(), "executor": client}
     with pytest.raises(ZeroDivisionError, match="the user's own error at step") as raised:

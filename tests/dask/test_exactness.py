@@ -159,7 +159,7 @@ def _one_thread() -> None:
 
 @pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 60))])
 @pytest.mark.parametrize("halving", [False, True])
-def test_in_this_process_every_trial_equals_itself_without_sharing(seed, halving, tmp_path):
+def test_every_trial_on_the_inline_executor_equals_training_without_sharing(seed, halving, tmp_path):
     trials = random_trials(seed)
     every = random.Random(seed).choice([None, 1, 3])
     result = run(trials, hpstage.InlineExecutor(), tmp_path, halving=halving, trainable=Net(), checkpoint_every=every)
@@ -170,7 +170,7 @@ def test_in_this_process_every_trial_equals_itself_without_sharing(seed, halving
 @pytest.mark.slow  # with seeds of its own; the last test here is such a one
 @pytest.mark.parametrize("seed", range(100, 120))
 @pytest.mark.parametrize("halving", [False, True])
-def test_on_dask_every_trial_equals_itself_without_sharing(client: Client, seed, halving, tmp_path):
+def test_every_trial_on_dask_equals_training_without_sharing(client: Client, seed, halving, tmp_path):
     client.wait_for_workers(2, timeout=120)
     trials = random_trials(seed)
     result = run(trials, DaskExecutor(client), tmp_path, halving=halving, trainable=Net(), checkpoint_every=3)
@@ -178,7 +178,7 @@ def test_on_dask_every_trial_equals_itself_without_sharing(client: Client, seed,
 
 
 @pytest.mark.ci
-def test_without_sharing_the_values_are_the_same(tmp_path):
+def test_a_search_without_sharing_gives_the_same_values_as_one_with_sharing(tmp_path):
     trials = random_trials(7)
     shared = run(trials, hpstage.InlineExecutor(), tmp_path / "shared", halving=False, trainable=Net())
     apart = run(trials, hpstage.InlineExecutor(), tmp_path / "apart", halving=False, trainable=Net(), sharing=False)
@@ -188,9 +188,7 @@ def test_without_sharing_the_values_are_the_same(tmp_path):
 
 
 @pytest.mark.ci
-def test_under_halving_on_dask_trials_equal_those_without_sharing_and_on_one_worker(
-    client_of_nannies: Client, tmp_path
-):
+def test_successive_halving_on_dask_equals_one_worker_and_training_without_sharing(client_of_nannies: Client, tmp_path):
     client, trials = client_of_nannies, random_trials(9)
     expected = [alone(Net(), schedules) for schedules in trials]
 
@@ -208,5 +206,5 @@ def test_under_halving_on_dask_trials_equal_those_without_sharing_and_on_one_wor
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("function", [stopping, pruning])
 @pytest.mark.ci
-def test_on_dask_training_that_ends_itself_ends_as_in_this_process(client: Client, function):
+def test_a_training_function_that_stops_or_prunes_itself_ends_the_same_on_dask_as_inline(client: Client, function):
     assert ends(search(function, executor=client)) == ends(search(function))

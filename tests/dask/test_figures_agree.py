@@ -136,7 +136,7 @@ def test_all_outputs_show_the_same_step_counts(outputs: Outputs) -> None:
     assert f"{savings.steps_asked:,} requested, {savings.steps_unique:,} unique" in " ".join(outputs.status.split())
 
 
-def test_all_outputs_show_the_same_merge_rate_and_label_the_cost_weighted_one(outputs: Outputs) -> None:
+def test_all_outputs_show_the_same_merge_rate_and_label_the_cost_weighted_rate(outputs: Outputs) -> None:
     savings = outputs.savings
     known = savings.merge_rate
     assert known > 1.2 and rate(known) != rate(savings.cost_weighted_merge_rate)
@@ -157,7 +157,7 @@ def test_all_outputs_show_the_same_merge_rate_and_label_the_cost_weighted_one(ou
     assert figure in summary_html(outputs.shown) and steps.replace(" of", " unique of") in summary_html(outputs.shown)
 
 
-def test_busy_unshared_and_saved_seconds_agree_and_add_up(outputs: Outputs) -> None:
+def test_all_outputs_show_the_same_busy_unshared_and_saved_worker_time(outputs: Outputs) -> None:
     savings, shown = outputs.savings, outputs.shown
     (study,), plan = outputs.json["studies"], outputs.json["plan"]
     used, alone, saved = savings.worker_seconds, savings.worker_seconds_alone, savings.saved_seconds
@@ -178,7 +178,7 @@ def test_busy_unshared_and_saved_seconds_agree_and_add_up(outputs: Outputs) -> N
     assert duration(used) in outputs.status and f"{duration(saved)} of {duration(alone)}" in outputs.status
 
 
-def test_allocated_seconds_agree(outputs: Outputs) -> None:
+def test_all_outputs_show_the_same_allocated_worker_time(outputs: Outputs) -> None:
     savings = outputs.savings
     paid = savings.paid_seconds
     assert paid > savings.worker_seconds
@@ -190,7 +190,7 @@ def test_allocated_seconds_agree(outputs: Outputs) -> None:
     assert outputs.row("Allocated worker time") == (duration(paid), busy_share(paid, savings.worker_seconds))
 
 
-def test_trials_and_the_best_value_agree(outputs: Outputs) -> None:
+def test_all_outputs_show_the_same_trial_counts_and_best_value(outputs: Outputs) -> None:
     study = outputs.shown.study
     best = outputs.result.study.best_trial
     (row,) = outputs.json["studies"]
@@ -206,7 +206,7 @@ def test_trials_and_the_best_value_agree(outputs: Outputs) -> None:
     assert outputs.row("Trials")[0] == str(outputs.savings.trials) == str(sum(ends.values()))
 
 
-def test_a_plan_with_several_studies_shows_its_own_merge_rate_separately(tmp_path: Path) -> None:
+def test_status_shows_the_merge_rate_of_a_plan_separately_from_those_of_its_studies(tmp_path: Path) -> None:
     journal = MemoryJournal()
     for name in ("one", "two"):
         hpstage.optimize(

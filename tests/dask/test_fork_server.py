@@ -78,7 +78,7 @@ def found(cluster: LocalCluster, folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.ci
-def test_forks_draw_other_numbers_than_each_other_and_are_new_for_each_search(
+def test_forked_training_processes_of_all_searches_draw_different_random_numbers(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     reports = [*found(cluster, tmp_path / "a"), *found(cluster, tmp_path / "b")]
@@ -88,7 +88,7 @@ def test_forks_draw_other_numbers_than_each_other_and_are_new_for_each_search(
 
 
 @pytest.mark.ci
-def test_a_variable_that_has_changed_needs_a_process_that_is_spawned(
+def test_a_training_process_is_spawned_if_an_environment_variable_has_changed(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "hpstage")
@@ -102,7 +102,7 @@ def test_a_variable_that_has_changed_needs_a_process_that_is_spawned(
 @pytest.mark.ci
 @pytest.mark.usefixtures("nothing_ahead")
 @pytest.mark.parametrize("name", ["KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"])
-def test_a_variable_that_a_library_sets_when_it_is_imported_needs_no_process_that_is_spawned(
+def test_a_training_process_is_forked_if_only_a_variable_set_by_a_library_has_changed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(name, raising=False)
@@ -115,7 +115,7 @@ def test_a_variable_that_a_library_sets_when_it_is_imported_needs_no_process_tha
 
 
 @pytest.mark.slow  # its processes are spawned, as those of the test before
-def test_a_search_path_that_has_changed_needs_a_process_that_is_spawned(
+def test_a_training_process_is_spawned_if_sys_path_has_changed(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "hpstage")
@@ -147,7 +147,7 @@ def test_forked_and_spawned_processes_report_the_same_environment(
         ("import ctypes; ctypes.CDLL('{folder}/libcuda.so.1')", "loaded the CUDA driver"),
     ],
 )
-def test_a_server_with_threads_or_cuda_refuses_to_fork(
+def test_a_fork_server_with_threads_or_cuda_refuses_to_fork(
     imported: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copy(_json.__file__, tmp_path / "libcuda.so.1")  # any library, under that name
@@ -161,7 +161,7 @@ def test_a_server_with_threads_or_cuda_refuses_to_fork(
 
 
 @pytest.mark.parametrize("name", ["optuna.study._dataframe", "optuna.importance"])
-def test_what_imports_pandas_or_scikit_learn_is_not_imported_ahead(name: str) -> None:
+def test_modules_that_import_pandas_or_scikit_learn_are_not_preloaded_in_the_fork_server(name: str) -> None:
     """As after ``study.trials_dataframe()``: where pyarrow is installed, they start threads."""
     importlib.import_module(name)
     assert not [found for found in fork_server._imported() if found.startswith(name)]
@@ -169,7 +169,7 @@ def test_what_imports_pandas_or_scikit_learn_is_not_imported_ahead(name: str) ->
 
 @pytest.mark.parametrize("installed", [False, True])
 @pytest.mark.parametrize("name", fork_server._BUSY_WITH)
-def test_an_adapter_is_imported_ahead_unless_that_would_start_threads(
+def test_an_adapter_module_is_preloaded_unless_its_library_would_start_threads(
     name: str, installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
@@ -189,7 +189,7 @@ def test_an_adapter_is_imported_ahead_unless_that_would_start_threads(
         (["torchvision"], "preload names 'torchvision', but no such package is installed"),
     ],
 )
-def test_what_cannot_be_imported_ahead_is_refused_by_name(
+def test_an_invalid_preload_argument_is_refused_by_name(
     preload: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fork_server, "find_spec", lambda name: None)
@@ -207,7 +207,7 @@ def test_preload_together_with_a_running_fork_server_is_refused() -> None:
 
 @pytest.mark.ci
 @pytest.mark.usefixtures("nothing_ahead")
-def test_a_killed_server_loses_only_unsaved_work_of_its_forks_and_is_replaced(tmp_path: Path) -> None:
+def test_killing_the_fork_server_loses_chains_but_changes_no_value_of_a_search(tmp_path: Path) -> None:
     with hpstage.local_cluster(2, gpus=0) as cluster:
         server = cluster._fork_server._process.pid
         result = searched(Killing(server, tmp_path / "killed"), executor=cluster, store=tmp_path / "store")
@@ -262,7 +262,7 @@ with hpstage.local_cluster(2, gpus=0) as cluster:
 """
 
 
-def test_a_server_and_its_forks_end_with_a_search_that_is_killed() -> None:
+def test_the_fork_server_and_its_forks_end_when_the_search_process_is_killed() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", DRIVER], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as driver:
@@ -277,7 +277,9 @@ def test_a_server_and_its_forks_end_with_a_search_that_is_killed() -> None:
 
 
 @pytest.mark.ci
-def test_searches_that_reuse_a_cluster_find_the_same_as_on_their_own(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_two_searches_on_a_reused_cluster_give_the_values_of_the_inline_executor(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
     for number in range(2):
         assert values(searched(Tape(), executor=cluster, store=tmp_path / f"store-{number}")) == expected()
     assert cluster.status.name == "running"
@@ -293,7 +295,7 @@ class Lingering(Looking):
 
 
 @pytest.mark.ci
-def test_a_process_that_closing_ends_during_setup_is_not_logged(
+def test_a_process_ended_by_closing_the_executor_during_its_setup_is_not_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     executor = DaskExecutor(n_workers=1, gpus=0)

@@ -185,7 +185,7 @@ def test_a_gang_does_not_wait_for_a_worker_that_trains_for_another_search(open_e
 
 
 @pytest.mark.slow
-def test_gangs_of_two_searches_do_not_wait_for_each_other(open_executor, run):
+def test_gangs_of_two_searches_that_need_each_others_workers_do_not_deadlock(open_executor, run):
     """Each is led by a worker that the other wants to follow."""
     first, second = run.workers
     searches = {first: (open_executor(Net()), second), second: (open_executor(Net()), first)}
@@ -219,7 +219,9 @@ class Losing(Killing):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["at once", "silent"])
-def test_followers_of_a_leaving_leader_are_not_blamed(how, monkeypatch, alone, tmp_path, caplog):
+def test_workers_of_a_gang_whose_leader_leaves_are_not_blamed_for_the_lost_chain(
+    how, monkeypatch, alone, tmp_path, caplog
+):
     """Also where it leaves without a report, so that its follower is ended: the follower's next chain still runs."""
     monkeypatch.setenv("PAUSE", "0.05")
     with local_cluster(3, gpus=0) as cluster, Client(cluster, set_as_default=False) as client:
@@ -244,7 +246,7 @@ def check_equal(result: Any, alone: dict[str, str]) -> None:
 
 
 @pytest.mark.ci
-def test_a_trunk_is_trained_by_two_workers_to_the_bits_of_one(slow, alone, tmp_path):
+def test_a_trunk_trained_by_a_gang_of_two_workers_equals_training_by_one_bit_for_bit(slow, alone, tmp_path):
     result = search(Net(), executor=DaskExecutor(slow), verify="off", store=tmp_path)
     assert 2 in widths(result)
     check_equal(result, alone)
@@ -254,7 +256,7 @@ def test_a_trunk_is_trained_by_two_workers_to_the_bits_of_one(slow, alone, tmp_p
 
 
 @pytest.mark.ci
-def test_a_chain_is_verified_by_one_worker_and_then_widened(slow, alone, tmp_path):
+def test_a_chain_is_verified_by_one_worker_and_then_trained_by_a_gang_of_two(slow, alone, tmp_path):
     widened = tmp_path / "widened"
     slow.run(set_pause, f"0.3 {widened}")  # until then: a verification may take long
     result = search(Net(), executor=Widening(slow, widened), store=tmp_path / "store")
@@ -265,7 +267,7 @@ def test_a_chain_is_verified_by_one_worker_and_then_widened(slow, alone, tmp_pat
 
 @pytest.mark.ci
 @pytest.mark.parametrize("who", ["leads", "follows"])
-def test_a_worker_killed_in_a_gang_costs_what_was_trained_since_the_last_kept_state(slow, alone, who, tmp_path):
+def test_a_worker_killed_in_a_gang_costs_only_steps_since_the_last_checkpoint(slow, alone, who, tmp_path):
     executor = Killing(slow, who)
     result = search(Net(), executor=executor, verify="off", store=tmp_path)
     assert executor.killed

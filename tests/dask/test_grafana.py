@@ -45,7 +45,9 @@ def queries(dashboard: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.ci
-def test_the_dashboard_queries_exactly_the_exported_metrics(dashboard: dict[str, Any], samples: Samples) -> None:
+def test_the_grafana_dashboard_queries_exactly_the_exported_metrics(
+    dashboard: dict[str, Any], samples: Samples
+) -> None:
     exported: dict[str, set[str]] = {}
     for name, labels in samples:
         exported.setdefault(name, set()).update(dict(labels))
@@ -59,7 +61,9 @@ def test_the_dashboard_queries_exactly_the_exported_metrics(dashboard: dict[str,
 
 
 @pytest.mark.ci
-def test_states_and_legends_are_those_that_are_exported(dashboard: dict[str, Any], samples: Samples) -> None:
+def test_states_and_legends_in_the_grafana_dashboard_are_exported_label_values(
+    dashboard: dict[str, Any], samples: Samples
+) -> None:
     values: dict[tuple[str, str], set[str]] = {}
     for name, labels in samples:
         for label, value in labels:
@@ -76,7 +80,7 @@ def test_states_and_legends_are_those_that_are_exported(dashboard: dict[str, Any
                     assert coloured <= values[name, label]
 
 
-def test_it_can_be_imported(dashboard: dict[str, Any]) -> None:
+def test_the_grafana_dashboard_can_be_imported(dashboard: dict[str, Any]) -> None:
     assert dashboard["id"] is None and dashboard["uid"] == "hpstage" and dashboard["schemaVersion"] >= 36
     [source] = dashboard["__inputs"]
     assert source["type"] == "datasource" and source["pluginId"] == "prometheus"
@@ -86,7 +90,7 @@ def test_it_can_be_imported(dashboard: dict[str, Any]) -> None:
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
-def test_panels_have_units_and_descriptions_and_do_not_overlap(dashboard: dict[str, Any]) -> None:
+def test_grafana_panels_have_units_and_descriptions_and_do_not_overlap(dashboard: dict[str, Any]) -> None:
     for panel in shown(dashboard):
         assert panel["title"] and panel["description"].endswith(".") and panel["fieldConfig"]["defaults"]["unit"]
     places = [panel["gridPos"] for panel in dashboard["panels"]]
@@ -101,7 +105,7 @@ def test_panels_have_units_and_descriptions_and_do_not_overlap(dashboard: dict[s
         assert apart, (one, other)
 
 
-def test_rates_are_taken_of_counters_only(dashboard: dict[str, Any]) -> None:
+def test_grafana_queries_take_rates_only_of_counters(dashboard: dict[str, Any]) -> None:
     for query in queries(dashboard):
         for name in re.findall(r"(?:rate|increase)\((hpstage_[a-z_]+)", query):
             assert FAMILIES[name.removesuffix("_total")][0].__name__ == "CounterMetricFamily" and name.endswith(

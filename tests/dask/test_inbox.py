@@ -37,7 +37,9 @@ def inbox() -> Inbox:
 
 
 @pytest.mark.parametrize("received", [(), (0,), (0, 1), (0, 1, 2), (1, 2), (0, 2), (0, 0, 1, 1, 2, 2), (2, 1, 0)])
-def test_each_report_is_delivered_once_in_order_whatever_the_feed_does(inbox: Inbox, received: tuple[int, ...]) -> None:
+def test_each_report_is_delivered_once_in_order_if_the_feed_loses_or_repeats_reports(
+    inbox: Inbox, received: tuple[int, ...]
+) -> None:
     for number in received:
         inbox.receive(CHAIN, number, [ENCODED[number]])
     inbox.receive(CHAIN, 0, ENCODED)
@@ -56,14 +58,14 @@ def test_reports_of_a_chain_whose_worker_has_left_are_dropped(inbox: Inbox) -> N
     assert inbox.wait(0) == expected
 
 
-def test_a_chain_whose_task_vanishes_is_lost(inbox: Inbox) -> None:
+def test_a_chain_whose_dask_task_vanishes_is_reported_as_lost(inbox: Inbox) -> None:
     inbox.forget(CHAIN)
     [end] = inbox.wait(0)
     assert isinstance(end, ChainEnded)
     assert end.outcome == "lost"
 
 
-def test_the_last_state_of_a_chain_is_reported_together_with_its_end(
+def test_the_last_state_of_a_chain_is_reported_together_with_the_end_of_the_chain(
     inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hpstage.cluster.inbox._TOGETHER", 1000.0)
@@ -83,7 +85,7 @@ def test_the_last_state_of_a_chain_is_reported_together_with_its_end(
     sending.join()
 
 
-def test_the_last_state_of_a_chain_does_not_wait_long_for_its_end(inbox: Inbox) -> None:
+def test_the_last_state_of_a_chain_is_reported_soon_if_the_end_of_the_chain_is_delayed(inbox: Inbox) -> None:
     other = ChainId("d")
     inbox.receive(CHAIN, 0, ENCODED)
     inbox.wait(0)
@@ -93,7 +95,7 @@ def test_the_last_state_of_a_chain_does_not_wait_long_for_its_end(inbox: Inbox) 
     assert inbox.wait(1000) == [last]
 
 
-def test_a_worker_is_idle_again_from_the_end_of_its_chain_on(inbox: Inbox) -> None:
+def test_a_worker_is_idle_after_the_end_of_its_chain(inbox: Inbox) -> None:
     with pytest.raises(InternalError, match="not idle"):
         inbox.begin(ChainId("d"), WORKER)
     inbox.receive(CHAIN, 0, ENCODED)
@@ -105,7 +107,7 @@ def test_a_chain_for_a_worker_that_has_left_is_not_started(inbox: Inbox) -> None
     assert not inbox.begin(ChainId("d"), WORKER)
 
 
-def test_a_worker_without_a_chain_does_not_die_of_one_that_is_started_before_that_is_read(inbox: Inbox) -> None:
+def test_the_death_of_an_idle_worker_is_not_blamed_on_a_chain_started_afterwards(inbox: Inbox) -> None:
     inbox.receive(CHAIN, 0, ENCODED)
     inbox.forget(CHAIN)
     inbox.leave(WORKER, "died", "killed")
@@ -113,7 +115,7 @@ def test_a_worker_without_a_chain_does_not_die_of_one_that_is_started_before_tha
     assert inbox.wait(0)[-1] == WorkerLeft(WORKER, 7.0, "closed", "killed")
 
 
-def test_removing_an_earlier_incarnation_does_not_remove_the_present_one(inbox: Inbox) -> None:
+def test_removing_an_earlier_process_of_a_worker_keeps_the_present_process(inbox: Inbox) -> None:
     assert inbox.join(WORKER, "2") == [CHAIN]  # nobody has said yet that the first one is gone
     assert inbox.leave(WORKER, "died", incarnation="1") == []
     assert inbox.workers == (WORKER,)
@@ -121,7 +123,7 @@ def test_removing_an_earlier_incarnation_does_not_remove_the_present_one(inbox: 
     assert inbox.begin(ChainId("d"), WORKER) == ["2"]
 
 
-def test_a_gang_with_a_member_that_was_replaced_is_orphaned(inbox: Inbox) -> None:
+def test_a_gang_with_a_replaced_worker_is_orphaned(inbox: Inbox) -> None:
     other = WorkerId("tcp://v")
     inbox.join(other, "1")
     inbox.wait(0)
@@ -155,7 +157,7 @@ def costs_of(workers: int) -> list[int]:
     return [instructions_of(action) for action in (join, start, leave)]
 
 
-def test_the_cost_of_a_worker_does_not_grow_with_their_number() -> None:
+def test_the_cost_per_worker_does_not_grow_with_the_number_of_workers() -> None:
     assert all(twice < 2.2 * once for once, twice in zip(costs_of(200), costs_of(400), strict=True))
 
 
@@ -223,7 +225,7 @@ STEPS = [Interleaved.die, Interleaved.replace, Interleaved.read, Interleaved.beg
 
 
 @pytest.mark.ci
-def test_no_interleaving_of_deaths_and_orders_confuses_incarnations() -> None:
+def test_no_order_of_deaths_and_messages_leaves_a_chain_on_a_dead_process() -> None:
     trained = 0
     for steps in product(STEPS, repeat=7):
         world = Interleaved()
@@ -238,7 +240,7 @@ def test_no_interleaving_of_deaths_and_orders_confuses_incarnations() -> None:
     assert trained > 0
 
 
-def test_reports_received_before_a_failure_are_read_first(inbox: Inbox) -> None:
+def test_reports_received_before_a_cluster_failure_are_delivered_before_its_error(inbox: Inbox) -> None:
     inbox.receive(CHAIN, 0, ENCODED[:1])
     inbox.fail(ClusterError("gone"))
     assert inbox.wait(0) == REPORTS[:1]
@@ -247,7 +249,7 @@ def test_reports_received_before_a_failure_are_read_first(inbox: Inbox) -> None:
 
 
 @pytest.mark.parametrize("shift", [3600.0, -3600.0])
-def test_reports_of_a_worker_whose_clock_is_wrong_are_dated_by_ours(inbox: Inbox, shift: float) -> None:
+def test_reports_of_a_worker_with_a_wrong_clock_are_dated_by_the_drivers_clock(inbox: Inbox, shift: float) -> None:
     def dated(report: BoundaryReached | ChainEnded, at: float) -> BoundaryReached | ChainEnded:
         if isinstance(report, BoundaryReached):
             return BoundaryReached(replace(report.reached, at=at))

@@ -108,7 +108,7 @@ def a_place(where: str, folder: Path) -> Iterator[str]:
         pytest.param("client", 5, marks=pytest.mark.slow),
     ],
 )
-def test_a_search_interrupted_at_any_moments_trains_each_unique_step_once(
+def test_a_search_interrupted_at_random_times_and_resumed_trains_each_unique_step_once(
     where: str, times: int, tmp_path: Path, undisturbed: dict[str, object]
 ) -> None:
     with a_place(where, tmp_path) as place:
@@ -128,7 +128,7 @@ def test_a_search_interrupted_at_any_moments_trains_each_unique_step_once(
 
 @pytest.mark.ci
 @pytest.mark.parametrize("where", ["inline", pytest.param("local", marks=pytest.mark.slow)])
-def test_sigterm_stops_as_cleanly_and_then_ends_the_process_as_by_default(
+def test_sigterm_stops_a_search_cleanly_and_then_ends_the_process(
     where: str, tmp_path: Path, undisturbed: dict[str, object]
 ) -> None:
     status, output = interrupted_after(tmp_path, where, 7, signal.SIGTERM)
@@ -140,7 +140,7 @@ def test_sigterm_stops_as_cleanly_and_then_ends_the_process_as_by_default(
 
 @pytest.mark.ci
 @pytest.mark.parametrize("where", ["inline", pytest.param("local", marks=pytest.mark.slow)])
-def test_a_second_signal_ends_a_step_that_does_not_end(
+def test_a_second_signal_ends_a_search_whose_step_hangs(
     where: str, tmp_path: Path, undisturbed: dict[str, object]
 ) -> None:
     with searching(tmp_path, where) as process:
@@ -207,7 +207,7 @@ def nobody() -> None:
     """There is nothing to wake."""
 
 
-def test_the_first_signal_requests_a_stop_and_the_second_raises() -> None:
+def test_the_first_signal_requests_a_stop_and_the_second_raises_keyboard_interrupt() -> None:
     deeds = []
 
     def search() -> None:
@@ -233,7 +233,7 @@ def test_a_search_that_ends_after_a_stop_request_raises_keyboard_interrupt() -> 
         search()
 
 
-def test_a_search_that_has_completed_is_not_interrupted_and_only_the_second_signal_raises() -> None:
+def test_a_completed_search_is_interrupted_only_by_a_second_signal() -> None:
     with Interruption() as interruption:
         interruption.started(nobody)
         interruption.completed()
@@ -258,12 +258,12 @@ class Closing(InlineExecutor):
         super().close()
 
 
-def test_ctrl_c_while_a_completed_search_is_closed_does_not_lose_its_result(tmp_path: Path) -> None:
+def test_ctrl_c_during_the_closing_of_a_completed_search_keeps_its_result(tmp_path: Path) -> None:
     found = interrupted.found(interrupted.search(tmp_path, Closing()))
     assert found["trained"] == found["unique"] == steps(tmp_path)
 
 
-def test_only_the_third_signal_interrupts_setup() -> None:
+def test_the_setup_of_a_search_is_interrupted_only_by_the_third_signal() -> None:
     deeds = []
 
     def search() -> None:
@@ -289,7 +289,7 @@ def test_a_search_stopped_before_its_start_does_not_start() -> None:
 
 
 @pytest.mark.parametrize("signals", [1, 2])
-def test_two_more_signals_interrupt_closing_and_one_does_not(signals: int) -> None:
+def test_the_closing_of_an_interrupted_search_is_aborted_only_by_two_more_signals(signals: int) -> None:
     deeds = []
 
     def search() -> None:
@@ -312,7 +312,7 @@ def test_two_more_signals_interrupt_closing_and_one_does_not(signals: int) -> No
 
 @pytest.mark.parametrize("own", [signal.SIG_IGN, lambda *_: None], ids=["ignored", "handled"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_handlers_of_the_users_own_stay(number: signal.Signals, own: Callable[..., object]) -> None:
+def test_signal_handlers_set_by_the_user_are_kept(number: signal.Signals, own: Callable[..., object]) -> None:
     before = signal.signal(number, own)  # type: ignore[arg-type]
     try:
         with Interruption() as interruption:
@@ -324,7 +324,7 @@ def test_handlers_of_the_users_own_stay(number: signal.Signals, own: Callable[..
         signal.signal(number, before)
 
 
-def test_the_signal_handlers_are_restored() -> None:
+def test_the_signal_handlers_are_restored_after_a_search() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with Interruption():
         pass
@@ -333,7 +333,7 @@ def test_the_signal_handlers_are_restored() -> None:
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_other_threads_take_no_signals() -> None:
+def test_a_search_in_another_thread_sets_no_signal_handlers() -> None:
     before = signal.getsignal(signal.SIGINT)
     seen = []
 

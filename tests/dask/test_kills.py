@@ -75,7 +75,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 13))])
-def test_a_driver_killed_at_random_finishes_with_the_same_study_when_run_again(undisturbed, tmp_path, seed):
+def test_a_driver_killed_at_random_times_and_run_again_finishes_with_the_undisturbed_study(undisturbed, tmp_path, seed):
     rng = random.Random(seed)
     kills = 1 if seed < 3 else 3
     for _ in range(kills):
@@ -91,7 +91,7 @@ def test_a_driver_killed_at_random_finishes_with_the_same_study_when_run_again(u
 
 
 @pytest.mark.slow  # each way of dying once: tests/dask/test_deaths.py
-def test_workers_killed_at_random_cost_nothing_that_was_reported(undisturbed, tmp_path):
+def test_workers_killed_at_random_times_lose_only_steps_that_were_not_reported(undisturbed, tmp_path):
     rng = random.Random(11)
     process = start(tmp_path)
     until_training(process, tmp_path)

@@ -43,7 +43,9 @@ def trained_on(result: hpstage.Result) -> set[float]:
 
 
 @pytest.mark.ci
-def test_workers_of_two_kinds_are_refused_before_training_with_the_choice(cluster: SpecCluster, tmp_path: Path) -> None:
+def test_workers_with_two_kinds_of_gpu_are_refused_before_training_with_a_remedy(
+    cluster: SpecCluster, tmp_path: Path
+) -> None:
     with pytest.raises(ClusterError, match=r"(?s)differ in .*device.*environment='any' trains on all") as refused:
         search(cluster, tmp_path)
     assert all(kind in str(refused.value) for kind in KINDS)
@@ -51,7 +53,7 @@ def test_workers_of_two_kinds_are_refused_before_training_with_the_choice(cluste
 
 
 @pytest.mark.ci
-def test_a_named_device_selects_its_workers_and_its_store_selects_them_again(
+def test_environment_selects_workers_by_device_and_the_store_keeps_the_selection(
     cluster: SpecCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "hpstage"):
@@ -67,7 +69,7 @@ def test_a_named_device_selects_its_workers_and_its_store_selects_them_again(
 
 
 @pytest.mark.ci
-def test_any_trains_on_all_and_audits_nothing(cluster: SpecCluster, tmp_path: Path) -> None:
+def test_environment_any_trains_on_all_devices_and_makes_no_audits(cluster: SpecCluster, tmp_path: Path) -> None:
     result = search(cluster, tmp_path, environment="any", audit_budget=1e3)
     assert not result.audit.line
     assert len(result.study.trials) == 6
@@ -78,7 +80,7 @@ def test_any_trains_on_all_and_audits_nothing(cluster: SpecCluster, tmp_path: Pa
 
 
 @pytest.mark.ci
-def test_what_was_lost_is_trained_again_on_another_device_if_any_may_train(
+def test_lost_checkpoints_are_trained_again_on_another_device_with_environment_any(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(**options: Any) -> hpstage.TrainedTrial:
@@ -97,7 +99,7 @@ def test_what_was_lost_is_trained_again_on_another_device_if_any_may_train(
 
 
 @pytest.mark.ci
-def test_a_missing_device_is_named_with_the_devices_present(cluster: SpecCluster, tmp_path: Path) -> None:
+def test_a_device_that_no_worker_has_is_refused_with_the_devices_present(cluster: SpecCluster, tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"no worker has a device named 'H200'.*A100.*T4"):
         search(cluster, tmp_path, environment="H200")
     with pytest.raises(UsageError, match="winner"):
@@ -110,7 +112,7 @@ def test_a_missing_device_is_named_with_the_devices_present(cluster: SpecCluster
         )
 
 
-def test_by_default_devices_are_those_on_which_the_store_was_trained() -> None:
+def test_by_default_a_search_uses_the_device_on_which_its_store_was_trained() -> None:
     assert devices_of(None, None) == Devices("", "the states in the store were trained there")
     there = devices_of(None, {"environment:device": "cuda (Tesla T4)"})
     assert there.excludes({"device": "cuda (Tesla T4)"}) is None

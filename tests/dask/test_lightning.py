@@ -21,7 +21,9 @@ pytestmark = [
 
 
 @pytest.mark.ci  # each training process imports Lightning itself
-def test_workers_train_a_module_to_the_same_bits(client: Client, tmp_path: Path) -> None:
+def test_dask_workers_train_a_lightning_module_to_the_bits_of_the_inline_executor(
+    client: Client, tmp_path: Path
+) -> None:
     there = search(tmp_path / "there", executor=DaskExecutor(client))
     here = search(tmp_path / "here", executor=hpstage.InlineExecutor())
     assert [trial.value for trial in there.study.trials] == [trial.value for trial in here.study.trials]

@@ -122,7 +122,9 @@ def alone(trainable: object, result: hpstage.Result, number: int) -> float:
 
 
 @pytest.mark.slow  # in this process: tests/torch/test_loading_processes.py
-def test_functions_with_loader_processes_give_the_values_without_sharing(client: Client, tmp_path: Path) -> None:
+def test_function_trainables_with_dataloader_workers_give_the_values_without_sharing(
+    client: Client, tmp_path: Path
+) -> None:
     result = search(script(2), client, tmp_path)
     assert result.savings.steps_trained < result.savings.steps_asked
     for trial in result.study.trials:
@@ -130,7 +132,9 @@ def test_functions_with_loader_processes_give_the_values_without_sharing(client:
 
 
 @pytest.mark.ci
-def test_classes_with_loader_processes_give_them_even_if_a_process_dies(client: Client, tmp_path: Path) -> None:
+def test_class_trainables_give_the_values_without_sharing_if_a_dataloader_worker_dies(
+    client: Client, tmp_path: Path
+) -> None:
     died = str(tmp_path / "died")
     result = search(Net(2, died), client, tmp_path / "plan")
     assert os.path.exists(died)

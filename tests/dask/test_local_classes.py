@@ -79,7 +79,9 @@ def search(trainable: object, executor: object, store: MemoryJournal | None = No
 
 @pytest.mark.ci
 @pytest.mark.parametrize("make", [plain, derived, with_data], ids=lambda make: make.__name__)
-def test_local_classes_train_on_a_cluster_as_in_this_process(client: Client, make: Callable[[float], Any]) -> None:
+def test_trainables_of_local_classes_give_the_same_values_on_a_cluster_as_inline(
+    client: Client, make: Callable[[float], Any]
+) -> None:
     found = [
         sorted(trial.value for trial in search(make(2.0), executor).study.trials)
         for executor in (hpstage.InlineExecutor(), client)
@@ -88,7 +90,7 @@ def test_local_classes_train_on_a_cluster_as_in_this_process(client: Client, mak
 
 
 @pytest.mark.ci
-def test_local_classes_of_one_name_differ_by_code_and_closure(client: Client) -> None:
+def test_local_classes_of_the_same_name_are_distinguished_by_code_and_closure(client: Client) -> None:
     journal = MemoryJournal()
     search(plain(2.0), client, journal)
     for other in (plain(3.0), derived(2.0)):

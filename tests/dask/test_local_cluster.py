@@ -27,7 +27,7 @@ from tests.dask.processes import ROOT
 pytestmark = pytest.mark.sampled(8)
 
 
-def test_workers_are_not_profiled(client: Client) -> None:
+def test_workers_of_a_local_cluster_run_without_dasks_profiler(client: Client) -> None:
     def profiled(dask_worker: Any = None) -> bool:
         return "profile" in dask_worker.periodic_callbacks
 
@@ -35,7 +35,7 @@ def test_workers_are_not_profiled(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("nothing_ahead")
-def test_workers_in_this_process_run_periodic_callbacks_rarely() -> None:
+def test_workers_in_this_process_run_dasks_periodic_callbacks_every_five_seconds() -> None:
     def intervals(dask_worker: Any = None) -> dict[str, float]:
         return {name: callback.callback_time for name, callback in dask_worker.periodic_callbacks.items()}
 
@@ -73,19 +73,19 @@ def seen(cluster: LocalCluster, folder: Path) -> list[tuple[float, float]]:
     return sorted((one["device"], one["sharers"]) for one in metrics)
 
 
-def test_no_gpus_means_that_training_processes_see_none(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_training_processes_of_a_cluster_with_gpus_zero_see_no_gpu(cluster: LocalCluster, tmp_path: Path) -> None:
     assert seen(cluster, tmp_path) == [(-1, 0), (-1, 0)]
 
 
 @pytest.mark.ci
 @pytest.mark.usefixtures("nothing_ahead")
-def test_each_worker_sees_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_each_worker_of_a_local_cluster_sees_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(devices, "visible_devices", lambda: ["3", "5"])
     with local_cluster() as cluster:
         assert seen(cluster, tmp_path) == [(3, 1), (5, 1)]
 
 
-def test_more_gpus_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_for_more_gpus_than_present_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "visible_devices", lambda: ["0"])
     with pytest.raises(ClusterError, match="2 GPUs were requested, but torch finds 1"):
         local_cluster(gpus=2)
@@ -93,13 +93,15 @@ def test_more_gpus_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.ci
 @pytest.mark.usefixtures("nothing_ahead")
-def test_workers_share_a_gpu_and_know_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_two_workers_per_gpu_share_a_gpu_and_know_the_number_of_sharers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(devices, "visible_devices", lambda: ["3"])
     with local_cluster(workers_per_gpu=2) as cluster:
         assert seen(cluster, tmp_path) == [(3, 2), (3, 2)]
 
 
-def test_a_number_of_workers_per_gpu_needs_a_gpu_and_a_local_cluster(client: Client) -> None:
+def test_workers_per_gpu_is_refused_without_a_gpu_or_with_a_given_client(client: Client) -> None:
     with pytest.raises(UsageError, match="2 workers per GPU were requested, but there is no usable GPU"):
         DaskExecutor(gpus=0, workers_per_gpu=2).open(Counter(), None)
     with pytest.raises(UsageError, match="hpstage worker --workers-per-gpu"):
@@ -137,7 +139,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_is_imported_where_it_trains_and_by_no_worker_in_between(tmp_path: Path) -> None:
+def test_a_script_is_imported_by_the_training_process_and_not_by_the_dask_worker(tmp_path: Path) -> None:
     done = ran(tmp_path, WHERE)
     driver, trained = done.stdout.split()
     imported = [line.split()[0] for line in (tmp_path / "imported-by").read_text().splitlines()]
@@ -216,7 +218,7 @@ def test_any_kind_of_main_guard_is_accepted(start: str, tmp_path: Path) -> None:
 
 @pytest.mark.ci
 @pytest.mark.usefixtures("nothing_ahead")
-def test_an_executor_without_a_client_starts_a_cluster_and_ends_it(tmp_path: Path) -> None:
+def test_a_dask_executor_without_a_client_starts_and_closes_a_cluster(tmp_path: Path) -> None:
     executor = DaskExecutor(n_workers=1, gpus=0)
     executor.open(Counter(), FolderCheckpoints(tmp_path, "w"))
     [worker] = workers(executor, 1)
@@ -258,13 +260,13 @@ if __name__ == "__main__":
 
 
 @pytest.mark.ci
-def test_a_heartbeat_cut_off_by_closing_is_not_logged(tmp_path: Path) -> None:
+def test_a_heartbeat_interrupted_by_closing_the_cluster_is_not_logged(tmp_path: Path) -> None:
     done = ran(tmp_path, BEATING)
     assert done.returncode == 0, done.stderr
     assert "heartbeat" not in done.stdout + done.stderr
 
 
-def test_the_event_loop_of_a_local_cluster_draws_no_random_numbers_of_its_process(client: Client) -> None:
+def test_the_event_loop_of_a_local_cluster_does_not_change_pythons_random_state(client: Client) -> None:
     before = random.getstate()
     client.run(lambda: list(range(100)))  # messages of lists so long that Dask samples them
     assert sizeof(list(range(100))) > 0
@@ -293,7 +295,7 @@ with hpstage.local_cluster(1, gpus=0) as cluster:
 """
 
 
-def test_the_dashboard_is_built_when_somebody_looks(tmp_path: Path) -> None:
+def test_bokeh_is_imported_only_when_a_dashboard_page_is_requested(tmp_path: Path) -> None:
     done = ran(tmp_path, 'if __name__ == "__main__":\n' + textwrap.indent(LOOKING, "    "))
     assert done.stdout == "404\n", done.stderr
 
@@ -315,7 +317,7 @@ def test_a_search_runs_in_a_service_without_standard_streams(taken: str, tmp_pat
     assert (tmp_path / "found").exists()
 
 
-def test_a_program_from_a_pipe_can_search_whatever_its_search_path_and_blocked_signals(
+def test_a_program_piped_to_python_can_search_with_an_odd_sys_path_and_blocked_sigchld(
     tmp_path: Path,
 ) -> None:
     start = """
@@ -338,7 +340,7 @@ search()
 
 
 @pytest.mark.usefixtures("nothing_ahead")
-def test_a_heartbeat_cut_off_after_the_last_search_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_heartbeat_errors_of_an_idle_local_cluster_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     with local_cluster(1, gpus=0):
         logging.getLogger("distributed.worker").error("Failed to communicate with scheduler during heartbeat.")
         logging.getLogger("distributed.worker").error("something else")

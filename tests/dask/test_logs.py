@@ -56,7 +56,7 @@ def space(trial: optuna.Trial) -> dict[str, object]:
 
 @pytest.mark.ci
 @pytest.mark.usefixtures("nothing_ahead")
-def test_steps_that_are_trained_again_after_a_kill_are_in_the_log_once(tmp_path: Path) -> None:
+def test_steps_trained_again_after_a_kill_appear_once_in_the_log_of_the_trial(tmp_path: Path) -> None:
     study = optuna.create_study(study_name="fragile", sampler=optuna.samplers.GridSampler({"gamma": [0.25, 0.5]}))
     with closing(DaskExecutor(n_workers=2, gpus=0)) as executor:
         result = hpstage.optimize(

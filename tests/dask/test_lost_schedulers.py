@@ -61,7 +61,7 @@ def site(shared_site: Site) -> Site:
 
 
 @pytest.mark.ci
-def test_a_study_resumes_when_its_scheduler_is_back(
+def test_a_study_resumes_when_its_dask_scheduler_is_restarted(
     site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, _ = undisturbed()
@@ -96,7 +96,7 @@ def test_a_study_resumes_when_its_scheduler_is_back(
 
 
 @pytest.mark.ci
-def test_a_client_that_has_just_lost_its_scheduler_is_accepted(site: Site, tmp_path: Path) -> None:
+def test_a_client_that_is_reconnecting_to_its_scheduler_is_accepted(site: Site, tmp_path: Path) -> None:
     with Client(site.address, set_as_default=False) as client:
         end(site.scheduler)
         until(lambda: client.status == "connecting", "the client has noticed")
@@ -111,7 +111,7 @@ def test_a_client_that_has_just_lost_its_scheduler_is_accepted(site: Site, tmp_p
 
 
 @pytest.mark.ci
-def test_a_study_gives_up_with_a_remedy_when_no_scheduler_comes_back(site: Site, tmp_path: Path) -> None:
+def test_a_study_raises_an_error_with_a_remedy_when_its_scheduler_does_not_return(site: Site, tmp_path: Path) -> None:
     with Client(site.address, set_as_default=False) as client:
         client.wait_for_workers(1, timeout=120)
         study = Running(Steady(tmp_path, 0.02), DaskExecutor(client, worker_timeout=0.5), tmp_path)
@@ -122,7 +122,9 @@ def test_a_study_gives_up_with_a_remedy_when_no_scheduler_comes_back(site: Site,
 
 
 @pytest.mark.slow  # Dask tries for half a minute
-def test_a_scheduler_lost_during_setup_is_an_error_with_a_remedy(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losing_the_scheduler_during_setup_raises_an_error_with_a_remedy(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install = DaskExecutor._install
 
     def then_end_it(*arguments: Any) -> None:
@@ -138,7 +140,7 @@ def test_a_scheduler_lost_during_setup_is_an_error_with_a_remedy(site: Site, mon
 
 @pytest.mark.ci
 @pytest.mark.usefixtures("nothing_ahead")
-def test_a_local_cluster_that_is_lost_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+def test_losing_the_local_cluster_raises_an_error_with_a_remedy(tmp_path: Path) -> None:
     executor = DaskExecutor(n_workers=1, gpus=0)
     executor.open(Counter(), FolderCheckpoints(tmp_path, "w"))
     workers(executor, 1)
@@ -148,14 +150,14 @@ def test_a_local_cluster_that_is_lost_is_an_error_with_a_remedy(tmp_path: Path) 
         until_reports(executor, lambda _: False)
 
 
-def test_attempts_to_connect_leave_no_event_loop() -> None:
+def test_a_failed_connection_attempt_leaves_no_event_loop_thread() -> None:
     before = set(threading.enumerate())
     with pytest.raises(OSError, match="Timed out"):
         ClientOnce(f"tcp://127.0.0.1:{free_port()}", timeout=0.2, set_as_default=False)
     assert set(threading.enumerate()) <= before
 
 
-def test_a_closed_client_is_deleted_while_another_loop_starts(client: Client) -> None:
+def test_deleting_a_closed_client_does_not_block_while_another_event_loop_starts(client: Client) -> None:
     """As the garbage collector does, in whichever thread: it may hold the lock of Dask's loops."""
     closed = ClientOnce(client.scheduler.address, set_as_default=False)
     closed.close()
@@ -167,7 +169,7 @@ def test_a_closed_client_is_deleted_while_another_loop_starts(client: Client) ->
 
 
 @pytest.mark.ci
-def test_chains_of_a_connection_that_broke_stop_and_their_workers_are_used_again(
+def test_chains_of_a_broken_connection_stop_and_their_workers_train_again(
     open_executor: Open, client: Client, tmp_path: Path
 ) -> None:
     gate = Gate(tmp_path)

@@ -44,7 +44,7 @@ def client(client_of_nannies: Client) -> Client:
 
 
 @pytest.mark.ci
-def test_a_killed_worker_leaves_with_its_chain_and_its_replacement_joins(
+def test_a_killed_worker_is_reported_as_dead_and_its_replacement_joins(
     open_executor: Open, client: Client, tmp_path: Path
 ) -> None:
     gate = Gate(tmp_path)
@@ -69,17 +69,19 @@ def test_a_killed_worker_leaves_with_its_chain_and_its_replacement_joins(
 
 
 @pytest.mark.ci
-def test_a_trial_run_does_not_wait_for_a_worker_that_it_killed(open_executor: Open) -> None:
+def test_trying_out_a_trainable_does_not_wait_for_a_worker_killed_by_it(open_executor: Open) -> None:
     assert open_executor(Deadly()).try_out({"x": 1.0}) is None
 
 
 @pytest.mark.ci
-def test_the_workers_of_a_machine_measure_at_once(open_executor: Open, tmp_path: Path) -> None:
+def test_workers_of_a_machine_measure_the_step_backends_at_the_same_time(open_executor: Open, tmp_path: Path) -> None:
     assert open_executor(Measuring(tmp_path)).measure({"x": 1.0}, 300.0) == {"eager": 1.5, "eager begins": 300.0}
 
 
 @pytest.mark.ci
-def test_a_trial_run_does_not_wait_for_a_worker_of_another_search(open_executor: Open, tmp_path: Path) -> None:
+def test_trying_out_a_trainable_does_not_wait_for_workers_busy_with_another_search(
+    open_executor: Open, tmp_path: Path
+) -> None:
     gate = Gate(tmp_path)
     gate.shut(1)
     other = open_executor(Counter(gate))
@@ -94,7 +96,7 @@ def test_a_trial_run_does_not_wait_for_a_worker_of_another_search(open_executor:
     assert next(filter(None, tried))["total"] == 0.0
 
 
-def test_a_worker_that_comes_later_joins_and_one_that_is_retired_leaves(
+def test_a_late_worker_joins_and_a_retired_worker_leaves_during_a_run(
     open_executor: Open, cluster: LocalCluster
 ) -> None:
     executor = open_executor()
@@ -136,7 +138,7 @@ def test_a_terminated_worker_leaves_cleanly(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-def test_a_worker_under_notice_saves_its_state_and_leaves(tmp_path: Path) -> None:
+def test_a_supervised_worker_saves_its_state_and_leaves_after_sigterm(tmp_path: Path) -> None:
     """As a spot instance is, or a pod that is evicted, whose worker was started by `hpstage worker`."""
     with Processes(tmp_path) as processes:
         processes.scheduler()
@@ -181,7 +183,7 @@ sys.stdin.read()
 """
 
 
-def test_the_chains_of_a_killed_driver_stop_and_the_next_one_forgets_it(
+def test_chains_of_a_killed_driver_stop_and_the_next_driver_removes_its_plugins(
     open_executor: Open, cluster: LocalCluster, client: Client, tmp_path: Path
 ) -> None:
     client.wait_for_workers(2, timeout=120)
@@ -207,7 +209,9 @@ def test_the_chains_of_a_killed_driver_stop_and_the_next_one_forgets_it(
     assert before and mine not in before
 
 
-def test_two_drivers_may_forget_a_dead_one_at_the_same_time(open_executor: Open, client: Client) -> None:
+def test_a_driver_removes_the_plugin_of_a_dead_driver_that_workers_have_already_removed(
+    open_executor: Open, client: Client
+) -> None:
     """The scheduler may still know of a plugin that a worker has taken off already."""
     client.wait_for_workers(2, timeout=120)
     name = "hpstage-of-the-dead"
@@ -242,13 +246,13 @@ class Unsendable(Counter):
         self.inner.lock = threading.Lock()  # type: ignore[attr-defined]
 
 
-def test_a_trainable_that_cannot_be_sent_is_refused_by_the_name_of_its_attribute(client: Client) -> None:
+def test_a_trainable_that_cannot_be_pickled_is_refused_by_the_name_of_its_attribute(client: Client) -> None:
     with pytest.raises(UsageError, match=r"Unsendable .* attribute 'inner\.lock'"):
         DaskExecutor(client).open(Unsendable(), None)
 
 
 @pytest.mark.ci
-def test_a_module_that_the_workers_lack_is_named(
+def test_a_module_that_is_missing_on_the_workers_is_named_in_the_error(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "only_here.py").write_text("from hpstage.testing.toys import Counter\nclass Mine(Counter): pass\n")
@@ -264,7 +268,7 @@ def test_missing_gpus_are_reported_before_anything_is_trained(client: Client) ->
         DaskExecutor(client, gpus=2).open(Counter(), None)
 
 
-def test_workers_that_differ_are_refused_by_the_item_in_which_they_differ() -> None:
+def test_workers_with_different_environments_are_refused_by_the_differing_item() -> None:
     same = {"machine": "x86_64", "threads": "1"}
     one = Description("tcp://a", "a", 1, environment=Environment({**same, "torch": "2.13.0"}))
     two = Description("tcp://b", "b", 1, environment=Environment({**same, "torch": "2.12.1"}))
@@ -275,7 +279,7 @@ def test_workers_that_differ_are_refused_by_the_item_in_which_they_differ() -> N
     assert "torch" in str(refusal(two, Environment({**same, "torch": "2.13.0"})))
 
 
-def test_a_value_that_importing_computes_differently_is_named_with_the_remedy() -> None:
+def test_a_module_value_that_differs_between_processes_is_named_with_a_remedy() -> None:
     described = (Environment({"code": text}, loaded={"utl.now ~": text}) for text in ("1", "2"))
     one, two = (Description(f"tcp://{at}", "a", at, environment=found) for at, found in enumerate(described))
     with pytest.raises(
@@ -284,7 +288,7 @@ def test_a_value_that_importing_computes_differently_is_named_with_the_remedy() 
         environment_of([one, two], None)
 
 
-def test_gpus_of_two_kinds_are_refused_by_their_names() -> None:
+def test_workers_with_gpus_of_two_kinds_are_refused_by_the_names_of_the_gpus() -> None:
     one = Description("tcp://a", "a", 1, cuda=True, environment=Environment({"device": "cuda (NVIDIA A100)"}))
     two = Description("tcp://b", "b", 1, cuda=True, environment=Environment({"device": "cuda (NVIDIA H100)"}))
     differing = r"device \('cuda \(NVIDIA A100\)' on .*; 'cuda \(NVIDIA H100\)' on tcp://b\)"
@@ -293,7 +297,7 @@ def test_gpus_of_two_kinds_are_refused_by_their_names() -> None:
     assert re.search(differing, str(refusal(two, environment_of([one], 1))))
 
 
-def test_workers_of_another_python_are_refused_with_both_versions(
+def test_workers_with_another_python_version_are_refused_with_both_versions(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hpstage.cluster.worker.PYTHON", "3.9")  # of this process; the workers' are others
@@ -302,7 +306,7 @@ def test_workers_of_another_python_are_refused_with_both_versions(
         DaskExecutor(client).open(Counter(), None)
 
 
-def test_workers_that_would_train_on_one_gpu_are_refused() -> None:
+def test_workers_that_would_train_on_the_same_gpu_are_refused() -> None:
     """As in a LocalCUDACluster, where each worker sees all GPUs of the host, in an order that begins with its own."""
 
     def worker(name: str, *devices: str, host: str = "here") -> Description:

@@ -130,7 +130,9 @@ def check(samples: Samples, found: Status, study: str) -> None:
 
 
 @pytest.mark.ci
-def test_metrics_equal_the_figures_of_status(cluster: LocalCluster, client: Client, tmp_path: Path) -> None:
+def test_prometheus_metrics_equal_the_figures_of_hpstage_status(
+    cluster: LocalCluster, client: Client, tmp_path: Path
+) -> None:
     journal = MemoryJournal()
     result = search(Steady(tmp_path, 0.002), client, journal, tmp_path / "states", name="exported")
     samples = scrape(cluster)
@@ -141,14 +143,14 @@ def test_metrics_equal_the_figures_of_status(cluster: LocalCluster, client: Clie
     assert workers == {"idle": 2}
 
 
-def test_every_family_is_exported_from_the_beginning(cluster: LocalCluster, client: Client) -> None:
+def test_every_metric_family_is_exported_after_a_small_search(cluster: LocalCluster, client: Client) -> None:
     journal = MemoryJournal()
     search(Steady(None), hpstage.InlineExecutor(), journal, name="all", n_trials=4)
     show(journal, client)
     assert {name.removesuffix("_total") for name, _ in scrape(cluster)} == set(FAMILIES)
 
 
-def test_names_follow_the_conventions_and_help_says_what_is_counted() -> None:
+def test_metric_names_and_help_texts_follow_the_prometheus_conventions() -> None:
     for name, (kind, text, labels) in FAMILIES.items():
         assert re.fullmatch(r"hpstage_[a-z]+(_[a-z]+)*", name) and not name.endswith("_total")
         assert text.endswith(".") and len(text) > 10
@@ -158,14 +160,16 @@ def test_names_follow_the_conventions_and_help_says_what_is_counted() -> None:
 
 
 @pytest.mark.parametrize("name", ['<script>alert("1")</script> $x_{', 'a "quote", a \\ and a\nline', "Žluťoučký 😀"])
-def test_a_study_name_is_a_label_unchanged(cluster: LocalCluster, client: Client, name: str) -> None:
+def test_a_study_name_is_exported_unchanged_as_a_label(cluster: LocalCluster, client: Client, name: str) -> None:
     journal = MemoryJournal()
     search(Steady(None), hpstage.InlineExecutor(), journal, name=name, n_trials=2)
     show(journal, client)
     assert one(scrape(cluster), "hpstage_steps_asked_total", study=name) > 0
 
 
-def test_numbers_while_workers_train_name_them(cluster: LocalCluster, client: Client, tmp_path: Path) -> None:
+def test_metrics_count_the_workers_that_train_for_a_study(
+    cluster: LocalCluster, client: Client, tmp_path: Path
+) -> None:
     running = Running(Steady(tmp_path, 0.05), client, tmp_path)
 
     def both_train() -> bool:
@@ -184,7 +188,7 @@ def test_numbers_while_workers_train_name_them(cluster: LocalCluster, client: Cl
 
 
 @pytest.mark.ci
-def test_counters_never_go_back_while_drivers_are_killed_and_started_again(
+def test_counters_never_decrease_while_drivers_are_killed_and_restarted(
     nannies: LocalCluster, client_of_nannies: Client, tmp_path: Path
 ) -> None:
     client_of_nannies.wait_for_workers(2, timeout=120)
@@ -237,7 +241,7 @@ def test_counters_never_go_back_while_drivers_are_killed_and_started_again(
     assert len(found.studies) == 2 and found.plan.steps_trained > before
 
 
-def test_schedulers_of_one_process_do_not_collide_and_one_that_is_closed_is_forgotten() -> None:
+def test_schedulers_in_one_process_export_separate_metrics_until_they_close() -> None:
     journal = MemoryJournal()
     search(Steady(None), hpstage.InlineExecutor(), journal)
     records = journal.read()
@@ -265,7 +269,7 @@ def test_schedulers_of_one_process_do_not_collide_and_one_that_is_closed_is_forg
         assert not by(parsed(generate_latest().decode()), "hpstage_plan_records_total", "plan", plan="shared")
 
 
-def test_studies_that_have_ended_long_ago_go_and_those_that_are_driven_stay(
+def test_metrics_of_old_ended_studies_are_dropped_and_those_of_running_studies_kept(
     cluster: LocalCluster, client: Client, tmp_path: Path
 ) -> None:
     journal = MemoryJournal()
@@ -297,7 +301,7 @@ def test_studies_that_have_ended_long_ago_go_and_those_that_are_driven_stay(
 
 
 @pytest.mark.ci
-def test_a_plan_that_is_sent_again_is_not_exported_half_way(cluster: LocalCluster, client: Client) -> None:
+def test_a_plan_that_is_sent_in_pieces_is_exported_only_when_complete(cluster: LocalCluster, client: Client) -> None:
     journal = MemoryJournal()
     search(Steady(None), hpstage.InlineExecutor(), journal, n_trials=40)
     records = separated(journal).read()
@@ -333,7 +337,7 @@ def calls_of_a_scrape(plan: str, cluster: LocalCluster, records: list[bytes]) ->
     return calls
 
 
-def test_a_scrape_costs_the_same_however_large_a_plan_is(cluster: LocalCluster, client: Client) -> None:
+def test_the_cost_of_a_scrape_does_not_grow_with_the_size_of_the_plan(cluster: LocalCluster, client: Client) -> None:
     found = []
     for n_trials in (3, 90):
         journal = MemoryJournal()
@@ -367,7 +371,7 @@ if __name__ == "__main__":
 """
 
 
-def test_metrics_need_no_bokeh(tmp_path: Path) -> None:
+def test_metrics_are_exported_without_bokeh(tmp_path: Path) -> None:
     script = tmp_path / "bare.py"
     script.write_text(WITHOUT_BOKEH)
     done = subprocess.run(

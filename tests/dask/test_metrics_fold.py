@@ -142,7 +142,7 @@ wishes = searches().flatmap(
 
 @pytest.mark.ci
 @given(st.lists(wishes, min_size=2, max_size=2), st.integers(), st.integers(1, 12), st.integers(0, 6))
-def test_stages_by_state_are_those_of_the_tree_after_every_record_whatever_dies(wishes, seed, when, deaths):
+def test_stage_counts_equal_those_of_the_stage_tree_when_workers_and_drivers_die(wishes, seed, when, deaths):
     journal = MemoryJournal()
     choose = random.Random(seed)
     dying, other = Study("dying", journal, 1), Study("other", journal, 2)
@@ -184,7 +184,7 @@ def test_stages_by_state_are_those_of_the_tree_after_every_record_whatever_dies(
 
 @pytest.mark.ci
 @given(wishes, st.integers())
-def test_stages_by_state_are_those_of_the_tree_whatever_the_users_code_raises(wish, seed):
+def test_stage_counts_equal_those_of_the_stage_tree_when_user_code_raises(wish, seed):
     journal = MemoryJournal()
     choose = random.Random(seed)
     study = Study("study", journal, 1)
@@ -210,7 +210,7 @@ def test_stages_by_state_are_those_of_the_tree_whatever_the_users_code_raises(wi
     assert not view.problem and view.failed == ({"train": failures} if failures else {})
 
 
-def test_a_driver_that_was_taken_for_dead_and_joins_again_is_counted() -> None:
+def test_a_driver_declared_dead_that_joins_again_is_counted_as_rejoined() -> None:
     journal = MemoryJournal()
     Study("first", journal, 1)
     here = open_plan(journal, WORKLOAD, {})
@@ -237,7 +237,7 @@ def test_a_driver_that_was_taken_for_dead_and_joins_again_is_counted() -> None:
         ({"trial": "another/7"}, "record {} of the journal contradicts"),
     ],
 )
-def test_a_damaged_plan_is_not_requested_again(change: dict[str, object], problem: str) -> None:
+def test_a_damaged_plan_is_reported_and_not_requested_again(change: dict[str, object], problem: str) -> None:
     journal = MemoryJournal()
     search(Steady(None), hpstage.InlineExecutor(), journal, n_trials=2)
     facts = [json.loads(record) for record in separated(journal).read()]
@@ -250,7 +250,7 @@ def test_a_damaged_plan_is_not_requested_again(change: dict[str, object], proble
 
 
 @pytest.mark.ci
-def test_a_plan_is_whole_when_a_driver_had_nothing_more_to_send() -> None:
+def test_a_plan_counts_as_complete_once_a_driver_has_sent_its_last_records() -> None:
     journal = MemoryJournal()
     search(Steady(None), hpstage.InlineExecutor(), journal, n_trials=40)
     records = separated(journal).read()
@@ -263,7 +263,7 @@ def test_a_plan_is_whole_when_a_driver_had_nothing_more_to_send() -> None:
 
 
 @pytest.mark.ci
-def test_checkpoints_that_a_budget_has_no_room_for_are_evicted_and_others_unreadable(tmp_path: Path) -> None:
+def test_lost_checkpoints_are_counted_as_evicted_or_unreadable(tmp_path: Path) -> None:
     journal = MemoryJournal()
     study = optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=0))
     hpstage.optimize(
@@ -282,7 +282,7 @@ def test_checkpoints_that_a_budget_has_no_room_for_are_evicted_and_others_unread
     assert view.states_lost == {"evicted": lost, "unreadable": 1}
 
 
-def test_steps_of_another_study_count_for_a_study_that_resumes(tmp_path: Path) -> None:
+def test_a_resumed_study_counts_steps_that_another_study_trained_in_between(tmp_path: Path) -> None:
     journal = MemoryJournal()
     storage = optuna.storages.InMemoryStorage()
 
@@ -317,7 +317,7 @@ def test_steps_of_another_study_count_for_a_study_that_resumes(tmp_path: Path) -
     assert resumed.savings.lower_bound_seconds is None  # it resumed an earlier call, whoever has paid for its steps
 
 
-def test_a_study_that_starts_after_its_trials_request_is_drawn_from_its_root() -> None:
+def test_a_study_that_starts_after_its_trials_were_requested_shows_branches_from_the_root() -> None:
     trial = TrialAdded(TrialId("late/0"), {"a": s.piecewise({0: 1, 5: 2})}, 10)
     plain = TrialAdded(TrialId("late/1"), {"a": s.constant(1)}, 10)
     view = PlanView()

@@ -156,7 +156,9 @@ def links(pid: int) -> list[str]:
     return [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()]
 
 
-def test_another_account_reaches_nothing_of_a_local_search(victim: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_another_account_of_the_host_can_access_nothing_of_a_local_search(
+    victim: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
     pids = family(victim.pid)
     assert len(pids) >= 4, "the search, the server of its training processes, and two of them"
     aims = json.dumps([listening(pids), pids, named_sockets(pids), str(tmp_path)])
@@ -167,7 +169,7 @@ def test_another_account_reaches_nothing_of_a_local_search(victim: subprocess.Po
     assert json.loads(tried.stdout) == []
 
 
-def test_the_page_of_a_local_search_takes_no_orders(victim: subprocess.Popen[bytes]) -> None:
+def test_the_dashboard_of_a_local_search_refuses_write_requests(victim: subprocess.Popen[bytes]) -> None:
     [port] = listening(family(victim.pid))
     base = f"http://127.0.0.1:{port}"
     with urlopen(f"{base}/sitemap.json", timeout=60) as answer:

@@ -100,14 +100,14 @@ ANOTHER = "torch.nn.functional.relu = lambda x: x * 0.5"
 
 
 @pytest.mark.ci
-def test_settings_made_under_the_guard_hold_where_trials_train(tmp_path: Path) -> None:
+def test_settings_made_under_the_main_guard_apply_in_training_processes(tmp_path: Path) -> None:
     """Bits and key are those of a search in the script's process; a setting that is not made is a division by zero."""
     metric = f'"made": 1 / all([{", ".join(SHOWN.values())}])'
     assert ran(tmp_path, main="; ".join(SHOWN), metric=metric) == "same"
 
 
 @pytest.mark.ci
-def test_a_patch_made_under_the_guard_is_refused_by_name_with_a_remedy_that_works(tmp_path: Path) -> None:
+def test_a_patch_made_under_the_main_guard_is_refused_with_a_remedy_that_works(tmp_path: Path) -> None:
     last = ran(tmp_path, main=PATCH)
     assert last.startswith("hpstage.errors.UsageError: the trainable cannot be set up on worker")
     assert "your code has set torch.relu in the search's process, but not in the training process" in last

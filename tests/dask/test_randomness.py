@@ -38,14 +38,12 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 @pytest.mark.ci
-def test_a_step_sees_its_own_random_numbers_whatever_the_worker_draws(
-    busy: Client, expected: dict[int, Trials]
-) -> None:
+def test_random_draws_of_the_dask_worker_do_not_change_a_study(busy: Client, expected: dict[int, Trials]) -> None:
     assert search(busy, MemoryJournal(), seed=5) == expected[5]
 
 
 @pytest.mark.slow
-def test_a_study_whose_training_draws_random_numbers_repeats_in_twenty_runs(
+def test_a_study_with_random_training_gives_the_same_trials_in_twenty_runs(
     client: Client, expected: dict[int, Trials], capsys: pytest.CaptureFixture[str]
 ) -> None:
     client.wait_for_workers(2, timeout=300)
@@ -68,7 +66,7 @@ def two_studies(client: Client, folder: Path, expected: dict[int, Trials], momen
 
 
 @pytest.mark.slow
-def test_two_studies_on_one_cluster_and_store_do_not_draw_each_others_numbers(
+def test_two_studies_on_one_cluster_and_store_do_not_change_each_others_random_numbers(
     busy: Client, expected: dict[int, Trials], tmp_path: Path
 ) -> None:
     assert two_studies(busy, tmp_path, expected, 0.2) == [0, 0]
@@ -76,7 +74,7 @@ def test_two_studies_on_one_cluster_and_store_do_not_draw_each_others_numbers(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_second_study_started_at_random_times_changes_nothing_in_twenty_runs(
+def test_a_second_study_started_at_random_times_changes_no_trial_in_twenty_runs(
     busy: Client, expected: dict[int, Trials], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chance = random.Random(0)

@@ -139,7 +139,7 @@ def said(err: str) -> list[str]:
 
 
 @pytest.mark.ci
-def test_the_same_command_resumes_an_interrupted_search(folder: Path, inline: hpstage.Result) -> None:
+def test_the_same_run_command_resumes_an_interrupted_search(folder: Path, inline: hpstage.Result) -> None:
     words = [*WORDS, "--direction", "minimize", "--n-workers", "1", "--report", "report"]
     with start(folder, *words) as process:
         until(lambda: (folder / "steps").exists() and (folder / "steps").stat().st_size > 12, "steps")
@@ -233,7 +233,9 @@ def test_a_script_is_sent_to_workers_that_do_not_have_it(folder: Path, inline: h
         (["search_it.py:Line", "below/json.py:space"], r"json\.py has the name of the imported module 'json'"),
     ],
 )
-def test_bad_arguments_are_named_with_the_remedy(folder: Path, words: list[str], complaint: str) -> None:
+def test_bad_arguments_of_the_run_command_are_refused_with_a_remedy(
+    folder: Path, words: list[str], complaint: str
+) -> None:
     direction = [] if "--direction" in words or complaint.startswith("no study") else ["--direction", "minimize"]
     command = ["run", *words, "--metric", "loss", "--steps", "10", "--n-trials", "2", *direction]
     with pytest.raises(HpstageError, match=complaint):
@@ -242,14 +244,14 @@ def test_bad_arguments_are_named_with_the_remedy(folder: Path, words: list[str],
     sys.modules.pop("search_it", None)
 
 
-def test_a_study_in_a_pipe_is_not_waited_for(folder: Path) -> None:
+def test_a_storage_path_that_is_a_named_pipe_is_refused(folder: Path) -> None:
     os.mkfifo(folder / "study.log")
     command = ["run", "search_it.py:Line", "search_it.py:space", "--metric", "loss", "--steps", "10"]
     with pytest.raises(UsageError, match=r"--storage study.log cannot be opened: it is not a file"):
         CliRunner().invoke(app, [*command, "--storage", "study.log"], catch_exceptions=False)
 
 
-def test_a_best_trial_of_other_code_is_marked() -> None:
+def test_a_best_trial_trained_by_other_code_is_marked_in_the_output() -> None:
     class Best(Tape):
         def evaluate(self) -> dict[str, float]:
             return {"score": 2.0}
@@ -281,7 +283,7 @@ def test_a_best_trial_of_other_code_is_marked() -> None:
 
 
 @pytest.mark.ci
-def test_a_scheduler_that_does_not_answer_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_that_does_not_answer_is_named_in_the_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT", "1s")
     status, out, err = run(folder, *WORDS, "--direction", "minimize", "--scheduler", "tcp://127.0.0.1:1")
     assert (status, out) == (1, "")
@@ -290,7 +292,7 @@ def test_a_scheduler_that_does_not_answer_is_named(folder: Path, monkeypatch: py
 
 
 @pytest.mark.ci
-def test_an_error_in_the_script_is_shown_as_the_users_own(folder: Path) -> None:
+def test_an_error_in_the_users_script_is_shown_with_its_type_and_line(folder: Path) -> None:
     (folder / "search_it.py").write_text("import no_such_library\n")
     status, _, err = run(folder, *WORDS)
     assert status == 1
@@ -315,7 +317,7 @@ def test_an_existing_study_keeps_its_direction(tmp_path: Path) -> None:
         open_study("s", storage, directions=["minimize"], sampler=sampler)
 
 
-def test_control_characters_in_names_are_escaped(inline: hpstage.Result) -> None:
+def test_control_characters_in_names_are_escaped_in_the_output(inline: hpstage.Result) -> None:
     inline.study.enqueue_trial({"lr": 0.1})
     shown = as_text(inline, ["\x1b[31mevil"])
     assert "\x1b" not in shown
@@ -324,7 +326,7 @@ def test_control_characters_in_names_are_escaped(inline: hpstage.Result) -> None
 
 
 @pytest.mark.ci
-def test_a_search_of_which_every_trial_fails_ends_with_status_1(folder: Path) -> None:
+def test_the_run_command_exits_with_status_1_if_every_trial_fails(folder: Path) -> None:
     (folder / "fails.py").write_text(SCRIPT.replace('hp["lr"]', 'hp["rate"]'))
     words = ["fails.py:Line", "fails.py:space", *WORDS[2:], "--direction", "minimize", "--executor", "InlineExecutor()"]
     status, out, err = run(folder, *words)
@@ -332,7 +334,7 @@ def test_a_search_of_which_every_trial_fails_ends_with_status_1(folder: Path) ->
     assert "KeyError: 'rate'" in err
 
 
-def test_a_search_without_a_value_says_so(inline: hpstage.Result) -> None:
+def test_the_output_reports_that_no_trial_has_ended_with_a_value(inline: hpstage.Result) -> None:
     study = optuna.create_study()
     assert as_text(replaced(inline, study), ["loss"]).startswith("No trial has ended with a value.\n")
 

@@ -91,7 +91,9 @@ def trained_by(folder: Path) -> int:
 
 
 @pytest.mark.ci
-def test_a_cluster_that_adapts_grows_and_shrinks_with_the_tree(tmp_path: Path, alone: dict[int, float | None]) -> None:
+def test_an_adaptive_cluster_grows_and_shrinks_with_the_stage_tree(
+    tmp_path: Path, alone: dict[int, float | None]
+) -> None:
     with a_cluster(0) as cluster:
         own = cluster.scheduler.adaptive_target
         cluster.adapt(minimum=0, maximum=3, interval="100ms", wait_count=2)
@@ -112,7 +114,7 @@ def test_a_cluster_that_adapts_grows_and_shrinks_with_the_tree(tmp_path: Path, a
     )
 
 
-def test_the_demands_of_several_searches_add_up_until_they_end() -> None:
+def test_worker_demands_of_concurrent_searches_add_up_until_each_search_ends() -> None:
     with a_cluster(0) as cluster, Client(cluster, set_as_default=False) as watching:
         own = cluster.scheduler.adaptive_target
 

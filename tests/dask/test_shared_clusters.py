@@ -34,7 +34,7 @@ SLACK = 8  # steps of chains that were stopped when all they were for had been r
 
 
 @pytest.mark.ci
-def test_a_worker_that_joins_in_the_middle_of_a_study_is_used_at_once(tmp_path: Path) -> None:
+def test_a_worker_that_joins_during_a_study_is_used_immediately(tmp_path: Path) -> None:
     expected, unique = undisturbed()
     with Processes(tmp_path) as cluster:
         cluster.scheduler()
@@ -54,7 +54,7 @@ def test_a_worker_that_joins_in_the_middle_of_a_study_is_used_at_once(tmp_path: 
 
 
 @pytest.mark.ci
-def test_training_of_a_worker_under_notice_is_not_repeated(tmp_path: Path) -> None:
+def test_steps_of_a_worker_that_received_sigterm_are_not_trained_again(tmp_path: Path) -> None:
     expected, unique = undisturbed()
     with Processes(tmp_path) as cluster:
         cluster.scheduler()
@@ -108,7 +108,7 @@ def test_two_drivers_of_one_plan_share_the_workers_of_one_cluster(nannies: Local
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [1, 2])
-def test_two_drivers_of_one_plan_share_again_when_the_scheduler_is_back(tmp_path: Path, kills: int) -> None:
+def test_two_drivers_of_one_plan_share_workers_again_after_the_scheduler_restarts(tmp_path: Path, kills: int) -> None:
     expected = {name: undisturbed(seed)[0] for name, seed in (("one", 7), ("two", 8))}
     both = tmp_path / "both"
     with Processes(tmp_path) as cluster:

@@ -41,7 +41,7 @@ def check(study: Running, expected: tuple[Trials, int], folder: Path) -> None:
         assert states.load(state.key) is not None
 
 
-def test_a_frozen_worker_is_replaced_and_a_thawed_one_does_no_harm_and_ends(
+def test_a_suspended_worker_is_replaced_and_ends_harmlessly_when_it_resumes(
     tmp_path: Path, expected: tuple[Trials, int]
 ) -> None:
     with Processes(tmp_path, **TTL) as cluster:
@@ -87,7 +87,9 @@ def apart(name: str) -> Iterator[tuple[str, str]]:
         subprocess.run(["ip", "netns", "del", name], check=True)
 
 
-def test_a_worker_that_is_cut_off_is_replaced_and_ends(tmp_path: Path, expected: tuple[Trials, int]) -> None:
+def test_a_worker_with_a_cut_network_connection_is_replaced_and_ends(
+    tmp_path: Path, expected: tuple[Trials, int]
+) -> None:
     name = f"hps{os.getpid()}"
     config = {**TTL, "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": "12s"}
     with apart(name) as (address, wire), Processes(tmp_path, host=address, **config) as cluster:

@@ -104,7 +104,7 @@ def found_or_refused(cluster: LocalCluster, folder: Path) -> float | str:
     ],
 )
 @pytest.mark.ci
-def test_a_cluster_that_has_trained_with_a_helper_before_it_was_edited_never_trains_the_old_one_under_the_new_key(
+def test_a_cluster_never_trains_old_code_of_an_edited_helper_module_under_the_new_key(
     used: str, write: Write, worker: LocalCluster, tmp_path: Path
 ) -> None:
     write(used, 1)
@@ -128,7 +128,7 @@ def test_a_helper_module_edited_after_a_notebook_imported_it_is_refused_by_name(
 
 
 @pytest.mark.ci
-def test_a_stated_version_stands_for_code_that_differs_on_purpose(
+def test_a_trainable_with_a_stated_version_trains_although_its_code_was_edited(
     write: Write, worker: LocalCluster, tmp_path: Path
 ) -> None:
     write("helper.scaled(hp['x'])", 1)

@@ -68,7 +68,9 @@ def space(trial: optuna.Trial) -> dict[str, object]:
 
 
 @pytest.mark.ci
-def test_a_search_runs_under_tls_and_strangers_are_refused(address: str, certificates: Path, tmp_path: Path) -> None:
+def test_a_search_runs_under_tls_and_untrusted_clients_are_refused(
+    address: str, certificates: Path, tmp_path: Path
+) -> None:
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.GridSampler({"a": [1, 2, 3]}))
     with Client(address, security=security(certificates, "client"), set_as_default=False) as client:
         workers(client, 1)
@@ -99,7 +101,9 @@ def test_a_search_runs_under_tls_and_strangers_are_refused(address: str, certifi
 
 
 @pytest.mark.ci
-def test_a_worker_that_is_not_trusted_says_so_and_does_not_join(address: str, certificates: Path, start: Start) -> None:
+def test_an_untrusted_worker_reports_the_tls_failure_and_does_not_join(
+    address: str, certificates: Path, start: Start
+) -> None:
     stranger = start("worker", address, "--nworkers", "1", *options(certificates, "stranger"))
     stranger.says(f"no scheduler at {address} (TLS fails: ")
     without = start("worker", address, "--nworkers", "1")

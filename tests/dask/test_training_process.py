@@ -44,7 +44,7 @@ def gone(pid: int) -> None:
 
 
 @pytest.mark.ci
-def test_a_training_process_has_its_memory_settings_one_thread_and_variables_and_arguments(
+def test_a_training_process_has_memory_settings_one_thread_variables_and_script_arguments(
     client: Client, client_of_nannies: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def mark() -> None:
@@ -84,7 +84,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 @pytest.mark.ci
-def test_the_workers_own_process_does_not_import_the_users_code(
+def test_the_dask_worker_process_does_not_import_the_users_code(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (place.modules / "my_own.py").write_text("from hpstage.testing.toys import Counter\nclass Mine(Counter): pass\n")
@@ -100,7 +100,9 @@ def test_the_workers_own_process_does_not_import_the_users_code(
 
 
 @pytest.mark.ci
-def test_a_new_run_trains_what_the_files_say_now(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_run_trains_the_current_code_of_edited_files(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Workers that run for days have imported nothing that could grow old."""
     module = tmp_path / "gains.py"
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -126,7 +128,7 @@ def test_a_new_run_trains_what_the_files_say_now(place: Place, tmp_path: Path, m
     assert totals == [3.0, 300.0]
 
 
-def test_a_killed_process_loses_its_chain_and_is_replaced_on_its_worker(run: Run, client: Client) -> None:
+def test_a_killed_training_process_is_replaced_and_its_dask_worker_survives(run: Run, client: Client) -> None:
     before = client.run(os.getpid)
     executor, worker = run.executor, run.workers[0]
     run.gate.shut(1)
@@ -145,7 +147,7 @@ def test_a_killed_process_loses_its_chain_and_is_replaced_on_its_worker(run: Run
     assert client.run(os.getpid) == before, "the worker itself survived"
 
 
-def test_a_process_that_is_killed_while_idle_is_replaced(run: Run) -> None:
+def test_a_training_process_killed_while_idle_is_replaced(run: Run) -> None:
     executor, worker = run.executor, run.workers[0]
     first = pid_of(executor, worker, "first")
     os.kill(first, signal.SIGKILL)
@@ -153,7 +155,7 @@ def test_a_process_that_is_killed_while_idle_is_replaced(run: Run) -> None:
     assert pid_of(executor, worker, "second") != first
 
 
-def test_the_message_says_how_the_users_code_ended_the_process(open_executor: Open) -> None:
+def test_the_message_of_a_lost_worker_names_the_exit_status_or_signal_of_its_process(open_executor: Open) -> None:
     executor = open_executor(Leaving())
     ends = {3: "left with exit status 3", -11: "was killed by SIGSEGV"}
     for worker, x in zip(workers(executor), ends, strict=True):
@@ -163,12 +165,12 @@ def test_the_message_says_how_the_users_code_ended_the_process(open_executor: Op
     assert all(any(how in message for message in messages) for how in ends.values()), messages
 
 
-def test_a_process_that_ends_during_setup_is_an_error_that_says_how(client: Client) -> None:
+def test_a_training_process_that_exits_during_setup_raises_an_error_with_its_status(client: Client) -> None:
     with pytest.raises(UsageError, match=r"the training process left with exit status 7 while it was set up"):
         DaskExecutor(client).open(Exiting(), None)
 
 
-def test_a_worker_whose_processes_are_killed_while_they_are_set_up_is_not_used(
+def test_a_worker_whose_training_processes_are_killed_during_setup_is_not_used(
     client_of_nannies: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     executor = DaskExecutor(client_of_nannies)
@@ -181,7 +183,9 @@ def test_a_worker_whose_processes_are_killed_while_they_are_set_up_is_not_used(
             DaskExecutor(client_of_nannies).open(Killed(how=getattr(signal, how)), None)
 
 
-def test_a_process_killed_during_setup_is_started_again(client_of_nannies: Client, tmp_path: Path) -> None:
+def test_a_training_process_killed_once_during_setup_is_started_again(
+    client_of_nannies: Client, tmp_path: Path
+) -> None:
     client = client_of_nannies
     executor = DaskExecutor(client)
     executor.open(Once(tmp_path / "killed"), None)
@@ -204,7 +208,7 @@ def test_a_training_process_ignores_sigint_and_sigterm(run: Run) -> None:
 
 
 @pytest.mark.ci
-def test_closing_a_run_ends_its_processes(open_executor: Open, tmp_path: Path) -> None:
+def test_closing_the_executor_ends_its_training_processes(open_executor: Open, tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     gate.shut(1)
     executor = open_executor(Counter(gate))
@@ -249,7 +253,7 @@ def tasks(dask_worker: Worker) -> int:
 
 
 @pytest.mark.ci
-def test_two_runs_on_one_worker_train_by_turns(place: Place, tmp_path: Path) -> None:
+def test_two_runs_on_one_worker_train_in_turn(place: Place, tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     gate.shut()
     runs = []
@@ -272,7 +276,7 @@ def test_two_runs_on_one_worker_train_by_turns(place: Place, tmp_path: Path) -> 
     assert len(pids) == 2
 
 
-def test_the_failure_of_a_poisoned_stage_says_how_its_processes_ended() -> None:
+def test_the_failure_of_a_stage_lists_the_exit_status_of_each_process_that_died() -> None:
     [failed] = failures_after(
         WorkerLeft(WorkerId("w"), number + 0.5, "died", f"its training process left with exit status {number}")
         for number in range(3)

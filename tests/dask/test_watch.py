@@ -53,7 +53,7 @@ class Process:
         ([*[ANSWERS] * (BEATS - 1), REPORTS] * 3, []),
     ],
 )
-def test_a_process_that_is_silent_or_idle_is_logged(beats: list[dict[str, bool]], said: list[str]) -> None:
+def test_a_training_process_that_is_silent_or_idle_is_logged(beats: list[dict[str, bool]], said: list[str]) -> None:
     messages: list[str] = []
     watched = Watch(Process(), 60.0, lambda: True, messages.append)
     for beat in beats:
@@ -61,7 +61,7 @@ def test_a_process_that_is_silent_or_idle_is_logged(beats: list[dict[str, bool]]
     assert [text.partition("; it may wait")[0] for text in messages] == said
 
 
-def test_a_process_without_a_chain_is_not_logged() -> None:
+def test_a_training_process_without_a_chain_is_not_logged_as_idle() -> None:
     messages: list[str] = []
     watched = Watch(Process(), 60.0, lambda: False, messages.append)
     for _ in range(3 * BEATS):
@@ -86,7 +86,7 @@ class Stopping(Tape):
 
 @pytest.mark.ci
 @pytest.mark.usefixtures("nothing_ahead")
-def test_a_training_process_that_is_stopped_is_replaced(
+def test_a_suspended_training_process_is_ended_and_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(watch, "LEAST", 3.0)
@@ -130,7 +130,7 @@ def fork(server: ForkServer) -> Pair:
 
 
 @pytest.mark.ci
-def test_a_stopped_fork_server_is_skipped_and_used_again_once_it_answers(
+def test_a_suspended_fork_server_is_skipped_and_used_again_once_it_answers(
     server: ForkServer, fork: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, channel = fork()
@@ -150,7 +150,7 @@ def test_a_stopped_fork_server_is_skipped_and_used_again_once_it_answers(
     until(lambda: again.poll() is not None, "it ends with its channel")
 
 
-def test_the_end_of_a_fork_is_seen_while_its_server_is_stopped(
+def test_the_end_of_a_forked_process_is_noticed_while_its_fork_server_is_suspended(
     server: ForkServer, fork: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fork_server, "_STATUS", 0.1)
