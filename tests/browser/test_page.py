@@ -55,7 +55,7 @@ def open_page(open_at: Open, cluster: LocalCluster) -> Callable[..., Any]:
 
 
 @pytest.mark.ci
-def test_a_running_search_is_drawn_as_it_progresses(
+def test_the_page_draws_a_running_search_as_it_progresses(
     cluster: LocalCluster, open_page: Callable[..., Any], tmp_path: Path
 ) -> None:
     page = open_page("/hpstage")
@@ -85,7 +85,7 @@ def test_a_running_search_is_drawn_as_it_progresses(
 
 
 @pytest.mark.ci
-def test_each_panel_has_its_own_page_and_shows_the_study_in_its_url(
+def test_each_panel_has_its_own_page_that_shows_the_study_named_in_the_url(
     cluster: LocalCluster, open_page: Callable[..., Any], tmp_path: Path
 ) -> None:
     with Client(cluster, set_as_default=False) as client:
@@ -105,7 +105,7 @@ def test_each_panel_has_its_own_page_and_shows_the_study_in_its_url(
 
 
 @pytest.mark.ci
-def test_a_failed_trial_is_shown_and_the_drawer_has_its_traceback(
+def test_the_page_shows_a_failed_trial_with_its_traceback(
     cluster: LocalCluster, open_page: Callable[..., Any], tmp_path: Path
 ) -> None:
     def space(trial: optuna.Trial) -> dict[str, object]:
@@ -133,7 +133,9 @@ def test_a_failed_trial_is_shown_and_the_drawer_has_its_traceback(
 
 
 @pytest.mark.ci
-def test_names_of_users_are_data(cluster: LocalCluster, open_page: Callable[..., Any], tmp_path: Path) -> None:
+def test_hostile_study_names_are_shown_as_text_on_the_page(
+    cluster: LocalCluster, open_page: Callable[..., Any], tmp_path: Path
+) -> None:
     with Client(cluster, set_as_default=False) as client:
         search(Steady(None), client, MemoryJournal(), tmp_path / "states", name=_NAME, n_trials=4)
     page = open_page(f"/hpstage?study={quote(_NAME)}")
@@ -162,7 +164,7 @@ def test_names_of_users_are_data(cluster: LocalCluster, open_page: Callable[...,
 
 
 @pytest.mark.ci
-def test_a_page_whose_scheduler_has_ended_says_so(browser: Any, tmp_path: Path) -> None:
+def test_the_page_reports_a_lost_connection_after_its_dask_scheduler_has_ended(browser: Any, tmp_path: Path) -> None:
     with local_cluster(1, gpus=0) as cluster:
         with Client(cluster, set_as_default=False) as client:
             search(Steady(None), client, MemoryJournal(), tmp_path / "states", name="last", n_trials=3)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.mark.ci
-def test_the_table_of_trials_is_sorted_and_filtered(open_at: Open, tmp_path: Path) -> None:
+def test_the_table_of_trials_can_be_sorted_and_filtered(open_at: Open, tmp_path: Path) -> None:
     journal, study = MemoryJournal(), optuna.create_study(study_name=HOSTILE, direction="maximize")
     for b in (10, 9, 2, 33):
         study.enqueue_trial({"b": b, "c": HOSTILE if b == 2 else "plain"})

@@ -92,7 +92,7 @@ def many(n_trials: int) -> Book:
     return open_book(journal)
 
 
-def test_search_finds_a_trial_and_opens_its_drawer(book: Book, show: Callable[..., Tree]) -> None:
+def test_the_search_field_of_the_tree_finds_a_trial_and_opens_its_drawer(book: Book, show: Callable[..., Tree]) -> None:
     tree = show(book)
     tree.find("trial 12")
     tree.drawer.get_by_role("heading", name="Trial 12: complete").wait_for()
@@ -106,7 +106,9 @@ def test_search_finds_a_trial_and_opens_its_drawer(book: Book, show: Callable[..
     assert tree.drawer.is_hidden()
 
 
-def test_search_takes_several_terms_and_comparisons(book: Book, show: Callable[..., Tree]) -> None:
+def test_the_search_field_of_the_tree_takes_several_terms_and_comparisons(
+    book: Book, show: Callable[..., Tree]
+) -> None:
     tree = show(book)
     best = book.best
     assert best is not None
@@ -128,7 +130,7 @@ def test_search_takes_several_terms_and_comparisons(book: Book, show: Callable[.
         assert tree.drawer.is_hidden()
 
 
-def test_a_click_on_what_failed_shows_its_traceback(book: Book, show: Callable[..., Tree]) -> None:
+def test_a_click_on_a_failed_branch_shows_its_traceback(book: Book, show: Callable[..., Tree]) -> None:
     tree = show(book)
     tree.find("failed")
     tree.drawer.get_by_role("heading", name="Trial 3: failed").wait_for()
@@ -142,7 +144,7 @@ def test_a_click_on_what_failed_shows_its_traceback(book: Book, show: Callable[.
     keep(tree.page, "report-failed")
 
 
-def test_commands_of_the_drawer_name_the_store_and_the_trial(book: Book, show: Callable[..., Tree]) -> None:
+def test_commands_in_the_drawer_contain_the_store_and_the_trial(book: Book, show: Callable[..., Tree]) -> None:
     tree = show(book)
     tree.find("trial 12")
     commands = [text for text in tree.read("code") if text.startswith("hpstage ")]
@@ -151,9 +153,7 @@ def test_commands_of_the_drawer_name_the_store_and_the_trial(book: Book, show: C
     assert any("--extend" in command and "--steps 24" in command for command in commands)
 
 
-def test_the_drawer_has_the_code_of_a_branch_at_the_step_that_was_clicked(
-    book: Book, show: Callable[..., Tree]
-) -> None:
+def test_the_drawer_shows_the_code_to_branch_at_the_clicked_step(book: Book, show: Callable[..., Tree]) -> None:
     tree = show(book)
     tree.find("trial 12")
     tree.drawer.wait_for()
@@ -175,7 +175,7 @@ def test_the_drawer_has_the_code_of_a_branch_at_the_step_that_was_clicked(
     keep(tree.page, "report-branch")
 
 
-def test_the_drawer_draws_the_metric_on_the_path_to_a_branch(show: Callable[..., Tree]) -> None:
+def test_the_drawer_plots_the_metric_along_the_path_to_a_branch(show: Callable[..., Tree]) -> None:
     study, journal = optuna.create_study(), MemoryJournal()
     hpstage.optimize(
         study, Tape(), lambda trial: {"a": trial.suggest_float("a", 0, 1)}, metric="score", steps=8, n_trials=1,
@@ -187,7 +187,7 @@ def test_the_drawer_draws_the_metric_on_the_path_to_a_branch(show: Callable[...,
     assert tree.drawer.locator("svg polyline").first.get_attribute("points").count(",") == 4
 
 
-def test_two_trials_are_compared_by_what_differs(show: Callable[..., Tree]) -> None:
+def test_comparing_two_trials_shows_their_branch_point_schedules_and_metrics(show: Callable[..., Tree]) -> None:
     def space(trial: optuna.Trial) -> dict[str, object]:
         return {"a": s.piecewise({0: 1, 4: trial.suggest_int("late", 0, 9)}), "b": 2}
 
@@ -212,7 +212,7 @@ def test_two_trials_are_compared_by_what_differs(show: Callable[..., Tree]) -> N
     keep(tree.page, "report-compared")
 
 
-def test_names_of_users_are_data_everywhere(book: Book, show: Callable[..., Tree]) -> None:
+def test_hostile_names_are_shown_as_text_in_the_tree_and_its_drawer(book: Book, show: Callable[..., Tree]) -> None:
     tree = show(book)
     tree.find("failed")
     tree.drawer.wait_for()
@@ -224,7 +224,7 @@ def test_names_of_users_are_data_everywhere(book: Book, show: Callable[..., Tree
     assert tree.page.locator("img[src=x]").count() == 0
 
 
-def test_a_square_folds_and_unfolds_the_branches_below_it(book: Book, show: Callable[..., Tree]) -> None:
+def test_a_click_on_a_square_folds_and_unfolds_the_branches_below_it(book: Book, show: Callable[..., Tree]) -> None:
     tree = show(book)
     rows = tree.ask("tree.size().rows")
     [root] = [i for i in tree.ask("tree.shown()") if tree.ask(f"tree.about({i}).parent") == -1]
@@ -234,7 +234,7 @@ def test_a_square_folds_and_unfolds_the_branches_below_it(book: Book, show: Call
     tree.wait(f"tree.size().rows == {rows}")
 
 
-def test_wheel_keys_and_zoom_move_the_window(show: Callable[..., Tree]) -> None:
+def test_mouse_wheel_and_keys_scroll_and_zoom_the_tree(show: Callable[..., Tree]) -> None:
     tree = show(many(300))
     root = tree.ask("tree.order()[0]")
     for _ in range(3):
@@ -259,7 +259,9 @@ def test_wheel_keys_and_zoom_move_the_window(show: Callable[..., Tree]) -> None:
 
 
 @pytest.mark.parametrize("n_trials", [1, pytest.param(40, marks=pytest.mark.slow), 300])
-def test_branches_are_placed_as_in_print(n_trials: int, show: Callable[..., Tree]) -> None:
+def test_branches_have_the_same_rows_in_the_browser_as_in_the_printed_tree(
+    n_trials: int, show: Callable[..., Tree]
+) -> None:
     layout = lay_out(many(n_trials))
     tree = show(layout.book)
     rows = {int(node): row for node, row in tree.ask("tree.rows()").items()}
@@ -270,7 +272,7 @@ def test_branches_are_placed_as_in_print(n_trials: int, show: Callable[..., Tree
     assert layout.best <= set(shown)
 
 
-def test_a_colour_bar_shows_the_values_of_the_colours(book: Book, show: Callable[..., Tree]) -> None:
+def test_the_colour_bar_shows_the_metric_values_of_its_colours(book: Book, show: Callable[..., Tree]) -> None:
     found = many(9)
     tree = show(found)
     values = sorted({measured.value for measured in found.measured.values() if measured.value is not None})
@@ -280,7 +282,7 @@ def test_a_colour_bar_shows_the_values_of_the_colours(book: Book, show: Callable
     assert [tree.ask(f"tree.valued({rank})") for rank in (0, 1)] == [f"{values[at]:.5g}" for at in (-1, 0)]
 
 
-def test_a_phone_is_tapped_and_a_dark_page_has_no_white(book: Book, show: Callable[..., Tree]) -> None:
+def test_the_tree_works_by_touch_on_a_phone_in_dark_mode(book: Book, show: Callable[..., Tree]) -> None:
     tree = show(book, width=390, height=844, has_touch=True, color_scheme="dark")
     assert tree.page.evaluate("() => document.documentElement.scrollWidth") <= 390
     [root] = [i for i in tree.ask("tree.shown()") if tree.ask(f"tree.about({i}).parent") == -1]

@@ -32,7 +32,7 @@ window.leave = widget.render({model: window.model, el: document.getElementById("
 """A page in place of a notebook, with what anywidget gives a widget."""
 
 
-def test_a_branch_that_is_picked_in_the_frame_is_trained(open_at: Open, tmp_path: Path) -> None:
+def test_a_branch_chosen_in_the_notebook_widget_is_trained(open_at: Open, tmp_path: Path) -> None:
     pytest.importorskip("anywidget", reason="the extra notebooks is not installed")
     result = hpstage.optimize(
         optuna.create_study(study_name="tape", sampler=optuna.samplers.GridSampler({"late": [2, 3]})),
@@ -73,7 +73,7 @@ def test_a_branch_that_is_picked_in_the_frame_is_trained(open_at: Open, tmp_path
     assert len(page.evaluate("() => window.sent")) == 1, "only the frame is heeded"
 
 
-def test_the_tree_of_a_page_trains_nothing(open_at: Open, tmp_path: Path) -> None:
+def test_the_tree_on_a_static_page_has_no_train_button(open_at: Open, tmp_path: Path) -> None:
     from hpstage.report import open_book
     from hpstage.report.tree.embed import tree_page
 

@@ -78,7 +78,9 @@ class Siblings:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("due", [range(3), [0, 2], [0, 1]])
-def test_a_step_that_finds_no_memory_is_trained_again_with_the_same_bits(due: Collection[int]) -> None:
+def test_a_stacked_step_retried_after_running_out_of_memory_has_the_same_bits_as_without_it(
+    due: Collection[int],
+) -> None:
     """At any allocation: where a slot leaves or joins a bundle, or in the middle of a step that changes weights."""
     siblings = Siblings()
     for step in range(3):
@@ -107,7 +109,7 @@ def test_a_step_that_finds_no_memory_is_trained_again_with_the_same_bits(due: Co
     assert 50 < number < 500
 
 
-def test_models_are_trained_one_at_a_time_where_memory_has_run_out_twice(caplog: pytest.LogCaptureFixture) -> None:
+def test_stacked_models_train_one_at_a_time_after_memory_has_run_out_twice(caplog: pytest.LogCaptureFixture) -> None:
     siblings = Siblings()
     siblings.step(0)
     states, widths = siblings.states(), []
@@ -154,7 +156,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[tuple[float
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("share", [0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95])
-def test_a_search_of_stacked_siblings_whose_device_runs_out_of_memory_loses_nothing(
+def test_running_out_of_device_memory_does_not_change_a_search_with_stacked_trials(
     share: float, straight: tuple[list[tuple[float, str, Any]], int], tmp_path: Path
 ) -> None:
     expected, allocations = straight
@@ -163,7 +165,7 @@ def test_a_search_of_stacked_siblings_whose_device_runs_out_of_memory_loses_noth
 
 
 @pytest.mark.parametrize(("kind", "alone"), [(Stacked, Alone), (Nodes, Nodes)])
-def test_trials_have_the_values_of_searches_of_one_trial(kind: Any, alone: Any, tmp_path: Path) -> None:
+def test_trials_trained_in_a_bundle_have_the_values_of_separate_searches(kind: Any, alone: Any, tmp_path: Path) -> None:
     together = searched(kind(), tmp_path / "all", LATES)
     assert [state for _, state, _ in together] == ["COMPLETE"] * 3
     assert together == sorted(searched(alone(), tmp_path / str(number), [late])[0] for number, late in enumerate(LATES))

@@ -108,7 +108,7 @@ def devices_of(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_fork_continues_bit_for_bit(case: str) -> None:
+def test_a_fork_on_a_device_equals_training_without_a_fork_bit_for_bit(case: str) -> None:
     straight = outcome(advance(fresh(CASES[case]()), 0, STEPS))
     state = reread(advance(fresh(CASES[case]()), 0, FORK).state_dict())
     forked = fresh(CASES[case]())
@@ -116,7 +116,7 @@ def test_a_fork_continues_bit_for_bit(case: str) -> None:
     assert outcome(advance(forked, FORK, STEPS)) == straight
 
 
-def test_objects_made_by_training_are_restored_on_their_device() -> None:
+def test_objects_created_by_training_are_restored_to_their_device() -> None:
     made = Split()
     trained = advance(fresh(made), 0, FORK)
     before = {name: devices_of(value) for name, value in vars(made).items()}

@@ -14,7 +14,7 @@ __all__ = ["script"]
 
 
 @pytest.mark.parametrize("part", ["forks", "costs", "steps", "fused"])
-def test_each_part_runs(part: str, script: Any) -> None:
+def test_each_check_of_the_gpu_script_runs_without_error(part: str, script: Any) -> None:
     found = script.check(torch.device("cuda"), script.SMALL, (part,))
     assert "error" not in found["parts"][part], found["parts"][part]["traceback"]
     assert all(flags(found["parts"][part]["found"]))

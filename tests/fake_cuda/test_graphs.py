@@ -128,7 +128,7 @@ def trained_straight(case: str) -> tuple[object, object, list[bool]]:
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=() if case in SAMPLE else pytest.mark.slow) for case in CASES]
 )
-def test_replayed_steps_fork_bit_for_bit(case: str) -> None:
+def test_a_fork_with_cuda_graphs_equals_training_without_a_fork_bit_for_bit(case: str) -> None:
     state, straight, replayed = trained_straight(case)
     assert replayed == [True, True], "one for each size of a batch"
     forked = fresh(CASES[case]())
@@ -138,7 +138,9 @@ def test_replayed_steps_fork_bit_for_bit(case: str) -> None:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", ["adam", "fused sgd", "changed batch", "radam", "second device"])
-def test_replayed_steps_have_the_bits_of_their_operations(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_graph_replay_has_the_same_bits_as_running_its_operations_one_by_one(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, straight, replayed = trained_straight(case)
     assert replayed
     op_by_op(monkeypatch)
@@ -147,7 +149,7 @@ def test_replayed_steps_have_the_bits_of_their_operations(case: str, monkeypatch
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_graph_changes_weights_and_the_optimizers_state_where_they_are(name: str) -> None:
+def test_a_cuda_graph_updates_weights_and_optimizer_state_in_place(name: str) -> None:
     loop = loop_of(Graphed(name), 0, 4)
     found = trained(loop)
     assert all(tensor.is_cuda for tensor in found.values()), "the optimizer's steps, too"
@@ -157,7 +159,7 @@ def test_a_graph_changes_weights_and_the_optimizers_state_where_they_are(name: s
     }
 
 
-def test_a_state_is_loaded_into_the_memory_that_the_graph_knows() -> None:
+def test_a_state_is_loaded_into_the_memory_that_the_cuda_graph_uses() -> None:
     loop = loop_of(Graphed(), 0, 4)
     before, state = addresses(loop), reread(loop.state_dict())
     straight = outcome(advance(loop, 4, STEPS))
@@ -168,7 +170,7 @@ def test_a_state_is_loaded_into_the_memory_that_the_graph_knows() -> None:
     assert len(graphs.made) == count, "nothing was recorded again"
 
 
-def test_a_step_that_was_counted_on_the_host_is_moved() -> None:
+def test_the_step_counter_of_the_optimizer_moves_to_the_device_for_a_cuda_graph() -> None:
     loop = loop_of(Graphed())
     loop.update(tuple(value.to("cuda") for value in next(iter(_batches()))))
     assert {str(tensor.device) for name, tensor in trained(loop).items() if name.startswith("step")} == {"cpu"}
@@ -181,7 +183,9 @@ def _batches() -> Any:
     return torch.utils.data.DataLoader(Graphed().dataset(), batch_size=8)
 
 
-def test_another_model_is_recorded_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_models_trained_in_turn_by_cuda_graphs_equal_training_without_graphs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def outcomes() -> list[object]:
         loop, found = loop_of(Graphed()), []
         for seed in (3, 4):
@@ -197,7 +201,7 @@ def test_another_model_is_recorded_where_it_is(monkeypatch: pytest.MonkeyPatch) 
     assert outcomes() == replayed and replayed[0] != replayed[1]
 
 
-def test_graphs_of_a_model_that_is_gone_hold_no_memory() -> None:
+def test_cuda_graphs_of_a_replaced_model_hold_no_memory() -> None:
     loop = loop_of(Graphed(), 0, 4)
     held = [weakref.ref(tensor) for tensor in trained(loop).values()]
     graphs.made.clear()
@@ -206,7 +210,7 @@ def test_graphs_of_a_model_that_is_gone_hold_no_memory() -> None:
     assert [found() for found in held if found() is not None] == []
 
 
-def test_a_step_that_no_graph_can_hold_runs_eagerly_and_the_reason_is_logged(
+def test_a_step_that_cannot_be_a_cuda_graph_runs_eagerly_and_the_reason_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loop_of(Mixed(), 0, 3)
@@ -217,7 +221,7 @@ def test_a_step_that_no_graph_can_hold_runs_eagerly_and_the_reason_is_logged(
     )
 
 
-def test_a_step_that_waits_for_the_gpu_is_refused_by_name() -> None:
+def test_a_cuda_graph_of_a_step_that_waits_for_the_gpu_is_refused_by_name() -> None:
     with pytest.raises(
         TrainingError, match=r"a step of Decomposing cannot be recorded as a CUDA graph: .*Give numerics = 'eager'"
     ):

@@ -82,7 +82,7 @@ def without_times(report: ChainReport) -> Any:
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("at", [None, 0, 3, 4, STEPS - 1])
 @pytest.mark.parametrize("how", ["at once", "kept", "paused", None])
-def test_reading_losses_late_changes_no_report(
+def test_reading_the_loss_one_step_late_changes_no_report(
     at: int | None, how: Literal["at once", "kept", "paused"] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stops = [None] if how is None else [(step, how) for step in range(STEPS)]
@@ -93,7 +93,9 @@ def test_reading_losses_late_changes_no_report(
         assert f"the training loss is nan in step {at}" in str(late)
 
 
-def test_the_next_batch_is_taken_before_a_loss_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_batch_is_taken_before_the_previous_loss_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     events: list[str] = []
     read = torch.Tensor.item
 
@@ -116,7 +118,7 @@ def test_the_next_batch_is_taken_before_a_loss_is_read(tmp_path: Path, monkeypat
     assert raised.value.steps_late == 1
 
 
-def test_what_was_not_read_is_forgotten_with_the_model(tmp_path: Path) -> None:
+def test_an_unread_loss_is_discarded_when_the_model_is_replaced(tmp_path: Path) -> None:
     loop, hp = TorchLoop(Diverging(0)), {"x": 0.01}
     loop.setup(hp)
     state = loop.state_dict()

@@ -35,7 +35,7 @@ def kept_values(cache: LiveCache) -> list[float]:
 
 
 @pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
-def test_states_on_a_device_leave_what_training_has_taken_before(device: str) -> None:
+def test_states_cached_on_a_device_leave_the_peak_memory_of_training_free(device: str) -> None:
     index = torch.device(device).index
     live = state(0, device)
     fake.reset_peak(index)
@@ -51,7 +51,7 @@ def test_states_on_a_device_leave_what_training_has_taken_before(device: str) ->
     torch.empty(4 * MIB, dtype=torch.uint8, device=device)  # training's step still fits
 
 
-def test_without_device_memory_a_state_is_copied_to_the_host_and_the_others_move_there() -> None:
+def test_states_move_to_the_host_when_device_memory_runs_out_during_a_copy() -> None:
     cache = LiveCache()
     cache.put(KEYS[0], state(0))
     live = state(1)
@@ -105,7 +105,7 @@ def test_running_out_of_device_memory_while_states_are_cached_does_not_change_a_
 
 
 @pytest.mark.parametrize(("free", "given"), [(0.5, False), (0.05, True)])
-def test_memory_of_other_shapes_is_given_back_between_models_where_it_is_short(free: float, given: bool) -> None:
+def test_reserved_device_memory_is_released_between_models_if_memory_is_short(free: float, given: bool) -> None:
     loop = advance(fresh(OnGPU()), 0, 4)
     block = torch.empty(16 * MIB, dtype=torch.uint8, device="cuda")
     del block

@@ -51,7 +51,7 @@ def searched(values: list[float], store: Path) -> tuple[dict[float, float | None
     return {trial.params["late"]: trial.value for trial in study.trials}, result.savings.steps_trained
 
 
-def test_a_search_trains_on_it_and_its_forks_are_exact(tmp_path: Path) -> None:
+def test_a_search_on_another_accelerator_has_the_values_of_separate_searches(tmp_path: Path) -> None:
     together, trained = searched(LATE, tmp_path / "together")
     assert trained == 4 + 3 * 4
     apart = [searched([late], tmp_path / str(late))[0] for late in LATE]
@@ -59,14 +59,14 @@ def test_a_search_trains_on_it_and_its_forks_are_exact(tmp_path: Path) -> None:
     assert len(set(together.values())) == 3
 
 
-def test_it_is_the_default_device_and_in_the_key() -> None:
+def test_another_accelerator_is_the_default_device_and_part_of_the_environment() -> None:
     assert environment.default_device() == torch.device("npu")
     described = environment.describe()
     assert described["device"] == "npu (Fake)" and described["system"].startswith("Linux")
     assert usable(torch.device("npu")) == ["eager"]
 
 
-def test_its_generators_are_keyed_restored_and_compared() -> None:
+def test_random_generators_of_another_accelerator_are_seeded_restored_and_listed() -> None:
     module = torch.get_device_module("npu")
     rekey(3, 0, Purpose.SETUP)
     first = module.get_rng_state_all()
@@ -77,7 +77,7 @@ def test_its_generators_are_keyed_restored_and_compared() -> None:
     assert sum("torch on npu" in name for name, _ in _generators()) == 2
 
 
-def test_an_accelerator_is_not_used_if_it_is_hidden_or_torch_has_no_name_for_it(
+def test_an_accelerator_is_not_used_if_it_is_hidden_or_torch_has_no_accelerator_module(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(accelerators, "_found", accelerators._found.__wrapped__)  # which is cached otherwise
@@ -90,5 +90,5 @@ def test_an_accelerator_is_not_used_if_it_is_hidden_or_torch_has_no_name_for_it(
     rekey(3, 0, Purpose.SETUP)
 
 
-def test_no_fork_uses_it() -> None:
+def test_training_processes_are_not_forked_if_torch_sees_another_accelerator() -> None:
     assert "torch sees a GPU" in obstacle()

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.redis, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_studies_end_the_same_whatever_fails(redis_program: str, tmp_path: Path, seed: int) -> None:
+def test_random_faults_do_not_change_the_results_of_studies(redis_program: str, tmp_path: Path, seed: int) -> None:
     kinds = set(KINDS) - impossible().keys()
     with Site(tmp_path / "soak", workers=3, space=32 << 20 if kinds.intersection(DISKS) else 0) as site:
         outcome = Soak(site, seed=seed, kinds=kinds).run(30.0)

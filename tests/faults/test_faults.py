@@ -132,7 +132,7 @@ def long_chains(site: Site) -> list[dict[str, Any]]:
 
 
 @pytest.mark.ci
-def test_redis_killed_and_started_again_on_its_file_is_waited_for(site: Site) -> None:
+def test_a_search_waits_for_a_killed_redis_server_that_restarts_from_its_file(site: Site) -> None:
     site.slow_down(0.1)
     trial = Trial(site).start()
 
@@ -158,7 +158,7 @@ def test_redis_killed_and_started_again_on_its_file_is_waited_for(site: Site) ->
 
 
 @pytest.mark.slow
-def test_redis_paused_is_waited_for(site: Site) -> None:
+def test_a_search_waits_for_a_paused_redis_server(site: Site) -> None:
     trial = Trial(site).start()
     until_training(site, 40)
     site.redis.freeze()
@@ -169,7 +169,7 @@ def test_redis_paused_is_waited_for(site: Site) -> None:
 
 
 @pytest.mark.ci
-def test_damaged_checkpoints_cost_their_training_and_nothing_else(site: Site) -> None:
+def test_damaged_checkpoints_cost_only_the_retraining_of_their_states(site: Site) -> None:
     trial = Trial(site).start()
     before = trained(site)
     kept = set(site.published())
@@ -192,7 +192,7 @@ def test_damaged_checkpoints_cost_their_training_and_nothing_else(site: Site) ->
 
 
 @pytest.mark.slow
-def test_a_suspended_driver_is_replaced_by_another_and_can_commit_nothing_when_resumed(site: Site) -> None:
+def test_records_of_a_suspended_driver_are_refused_after_another_driver_replaced_it(site: Site) -> None:
     frozen = Trial(site, "full").start()
     other = Trial(site, "halving", round=frozen.task.round).start()
     assert frozen.driver is not None
@@ -219,7 +219,7 @@ def written_off(site: Site) -> set[str]:
 
 
 @pytest.mark.ci
-def test_a_mount_that_is_missing_on_one_worker_benches_it_and_loses_nothing(site: Site) -> None:
+def test_a_worker_without_the_checkpoint_mount_is_not_used_and_no_checkpoint_is_lost(site: Site) -> None:
     before = written_off(site)
     worker = site.workers[0]
     until(lambda: bool(worker.address), "it has started")
@@ -237,7 +237,7 @@ def test_a_mount_that_is_missing_on_one_worker_benches_it_and_loses_nothing(site
 
 
 @pytest.mark.ci
-def test_storage_that_refuses_a_worker_or_is_away_for_everybody_is_waited_for(site: Site) -> None:
+def test_a_search_waits_for_storage_that_refuses_one_worker_or_fails_for_all_workers(site: Site) -> None:
     before = written_off(site)
     trial = Trial(site, trials=30).start()
     driver = trial.driver
@@ -288,7 +288,7 @@ def holders(site: Site) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shift", [HOUR, -HOUR])
-def test_a_clock_that_is_wrong_by_an_hour_changes_nothing(site: Site, shift: float) -> None:
+def test_driver_and_worker_clocks_that_are_wrong_by_an_hour_do_not_change_a_study(site: Site, shift: float) -> None:
     # The clocks of one driver and of one worker are wrong, in opposite directions.
     site.restart_worker(0, clock=-shift)
     site.slow_down(0.1)  # so that chains are met in their midst, however slow the looking is

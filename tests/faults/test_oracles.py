@@ -144,16 +144,16 @@ def test_the_journal_of_a_real_search_has_no_violations() -> None:
         ([CREATED], "for the second time"),
     ],
 )
-def test_a_doctored_journal_is_detected(facts: list[Fact], text: str) -> None:
+def test_the_oracle_reports_an_inconsistent_journal(facts: list[Fact], text: str) -> None:
     assert re.search(text, "\n".join(violations(*facts)))
 
 
-def test_a_failed_stage_is_detected() -> None:
+def test_the_oracle_reports_a_failed_stage() -> None:
     failed = StageFailed(NodeId(0), 4, False, UserFailure("worker lost", ""))
     assert oracles.check_failures([msgspec.json.encode(failed)]) == ["a stage failed: worker lost"]
 
 
-def test_a_moved_or_missing_acknowledged_record_is_detected(tmp_path: Path) -> None:
+def test_the_oracle_reports_an_acknowledged_record_that_is_moved_or_missing(tmp_path: Path) -> None:
     records = [b"zero", b"one", b"two"]
     acknowledged = [f"{position} {hashlib.sha256(record).hexdigest()}\n" for position, record in enumerate(records)]
     (tmp_path / "s.acknowledged-1").write_text("".join(acknowledged) + "3 half-of-a-line")
@@ -162,7 +162,7 @@ def test_a_moved_or_missing_acknowledged_record_is_detected(tmp_path: Path) -> N
     assert len(oracles.check_acknowledged([b"zero", b"two", b"one"], tmp_path)) == 2
 
 
-def test_a_trial_that_ended_differently_is_detected(tmp_path: Path) -> None:
+def test_the_oracle_reports_a_trial_that_differs_from_the_undisturbed_study(tmp_path: Path) -> None:
     trial = [{"a": 1}, "COMPLETE", 2.0, {"4": 1.0}, None]
     found, expected = tmp_path / "found.json", tmp_path / "expected.json"
     expected.write_text(json.dumps([trial, trial]))
@@ -183,7 +183,7 @@ def test_a_trial_that_ended_differently_is_detected(tmp_path: Path) -> None:
     assert "1 trials, and undisturbed 2" in oracles.check_study(found, expected)[0]
 
 
-def test_damaged_missing_swapped_and_half_written_checkpoints_are_detected(tmp_path: Path) -> None:
+def test_the_oracle_reports_damaged_missing_swapped_and_half_written_checkpoints(tmp_path: Path) -> None:
     store = FolderCheckpoints(tmp_path, "workload")
     keys = [StateKey(f"{number:032x}") for number in range(4)]
     kept = [store.save(key, {"x": key}, step=4, parent=None) for key in keys]
@@ -224,7 +224,7 @@ def test_damaged_missing_swapped_and_half_written_checkpoints_are_detected(tmp_p
 
 
 @pytest.mark.parametrize("how", PACK_SPOILING)
-def test_a_spoilt_pack_has_lost_no_entry_that_is_not_named(how: str, tmp_path: Path) -> None:
+def test_spoiling_a_pack_names_every_entry_that_is_lost(how: str, tmp_path: Path) -> None:
     keys = {StateKey(f"{number:032x}") for number in range(6)}
     for seed in range(20):
         place = tmp_path / str(seed)
@@ -238,7 +238,7 @@ def test_a_spoilt_pack_has_lost_no_entry_that_is_not_named(how: str, tmp_path: P
             assert key in there and store.load(key) == {"x": key}
 
 
-def test_a_lease_that_is_still_held_is_detected(shared_redis: RedisServer) -> None:
+def test_the_oracle_reports_a_lease_that_is_still_held(shared_redis: RedisServer) -> None:
     journal = RedisJournal(shared_redis.url, prefix="oracles")
     token = journal.acquire("driver/a", "a", 60.0)
     journal.acquire("driver/b", "b", 1e-6)  # has expired
@@ -251,7 +251,7 @@ def test_a_lease_that_is_still_held_is_detected(shared_redis: RedisServer) -> No
     journal.close()
 
 
-def test_a_process_that_outlives_its_parent_is_detected() -> None:
+def test_a_process_that_outlives_its_parent_is_found_by_its_group() -> None:
     waiting = "import sys; sys.stdin.read()"
     script = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {waiting!r}], stdin=0).pid)"
     read, write = os.pipe()
@@ -265,14 +265,14 @@ def test_a_process_that_outlives_its_parent_is_detected() -> None:
     os.close(write)  # it ends
 
 
-def test_the_oracle_finds_states_whose_eviction_a_server_has_lost() -> None:
+def test_the_oracle_finds_evicted_states_whose_record_the_server_has_lost() -> None:
     facts = [*BEGUN, StateLost(NodeId(0), 4, "evicted")]
     records = [msgspec.json.encode(fact) for fact in facts]
     assert evicted(records, len(BEGUN)) == {f"{0:016x}{4:016x}"}
     assert evicted(records, len(facts)) == set()
 
 
-def test_lost_records_are_found_by_content_and_not_by_count() -> None:
+def test_records_lost_by_the_server_are_found_by_content_and_not_by_count() -> None:
     """A driver may have written on before anybody looked."""
     before = [b"one", b"two", b"three", b"four"]
     assert in_common(before, before[:2]) == 2

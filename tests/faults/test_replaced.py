@@ -118,7 +118,9 @@ KINDS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_replacing_any_processes_changes_no_study(kind: str, seed: int, tmp_path: Path) -> None:
+def test_replacing_idle_training_processes_that_were_killed_does_not_change_a_study(
+    kind: str, seed: int, tmp_path: Path
+) -> None:
     alone = KINDS[kind].search(seed, hpstage.InlineExecutor(), tmp_path / "alone")
     executor = Replacing(seed)
     assert KINDS[kind].search(seed, executor, tmp_path / "store") == alone

@@ -70,7 +70,7 @@ def overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 @pytest.mark.ci
-def test_a_search_on_several_hosts_gives_the_study_of_one_process(plan: Plan) -> None:
+def test_a_search_on_several_hosts_gives_the_same_study_as_in_one_process(plan: Plan) -> None:
     plan.hold(3, *WORKERS)
     plan.drive("head", seed=7)
     until(lambda: plan.holding(*WORKERS), "every host trains")
@@ -84,7 +84,7 @@ def test_a_search_on_several_hosts_gives_the_study_of_one_process(plan: Plan) ->
     "how",
     [pytest.param("for a while", marks=pytest.mark.ci), pytest.param("until it gives up", marks=pytest.mark.slow)],
 )
-def test_a_disconnected_worker_is_replaced_and_used_again_once_it_is_back(lab: Lab, plan: Plan, how: str) -> None:
+def test_a_disconnected_worker_is_replaced_and_used_again_after_it_reconnects(lab: Lab, plan: Plan, how: str) -> None:
     plan.hold(3, "w2")
     plan.hold(RUNG + 4, "w1", "w3")  # in the second rung
     plan.drive("head", seed=7)
@@ -129,7 +129,9 @@ def test_a_search_waits_for_a_disconnected_store(lab: Lab, plan: Plan) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["from all", "from all until it is forgotten", "from the store"])
-def test_another_driver_takes_over_from_a_disconnected_one_which_joins_again(lab: Lab, plan: Plan, how: str) -> None:
+def test_training_of_a_disconnected_driver_is_taken_over_and_the_driver_joins_again(
+    lab: Lab, plan: Plan, how: str
+) -> None:
     plan.shut("head")
     plan.drive("head", seed=7)
     until(lambda: plan.at_gate("head"), "it has joined")  # and tried an idle worker: it would wait for a busy one
@@ -159,7 +161,7 @@ def test_another_driver_takes_over_from_a_disconnected_one_which_joins_again(lab
 
 
 @pytest.mark.slow
-def test_a_search_resumes_once_the_host_of_its_driver_and_scheduler_is_back(lab: Lab, plan: Plan) -> None:
+def test_a_search_resumes_after_the_host_of_its_driver_and_scheduler_reconnects(lab: Lab, plan: Plan) -> None:
     plan.hold(3, *WORKERS)
     plan.drive("head", seed=7)
     until(lambda: plan.holding(*WORKERS), "every host trains")

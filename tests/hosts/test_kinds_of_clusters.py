@@ -82,7 +82,7 @@ KINDS = [with_nannies, of_local_jobs, of_a_gateway, of_kubernetes]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_a_search_comes_to_the_study_of_one_process(kind: Any, tmp_path: Path) -> None:
+def test_a_search_on_each_kind_of_cluster_gives_the_same_study_as_in_one_process(kind: Any, tmp_path: Path) -> None:
     with kind(tmp_path) as cluster:
         result = search(Steady(None), cluster, MemoryJournal(), tmp_path / "states")
     del cluster

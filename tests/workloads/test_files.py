@@ -22,7 +22,7 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_images_and_labels_are_those_of_the_records(files: Path) -> None:
+def test_cifar_images_and_labels_are_read_from_the_binary_records(files: Path) -> None:
     images, labels = cifar.read(str(files), cifar.TRAINING)
     assert (images.shape, images.dtype, labels.dtype) == ((10, 3, 32, 32), torch.uint8, torch.int64)
     second = (files / "data_batch_2.bin").read_bytes()
@@ -40,14 +40,16 @@ def test_images_and_labels_are_those_of_the_records(files: Path) -> None:
         (lambda path: path.write_bytes(b"\xff" * 2 * cifar.RECORD), "labels above 9"),
     ],
 )
-def test_a_damaged_file_of_cifar_is_named(files: Path, damage: Callable[[Path], object], message: str) -> None:
+def test_a_damaged_cifar_file_is_named_in_the_error(
+    files: Path, damage: Callable[[Path], object], message: str
+) -> None:
     damage(files / "data_batch_3.bin")
     with pytest.raises(UsageError, match=rf"data_batch_3\.bin.*{message}|{message}.*data_batch_3\.bin") as raised:
         cifar.read(str(files), cifar.TRAINING)
     assert "cifar-10-binary.tar.gz" in str(raised.value) and "CIFAR10" in str(raised.value)
 
 
-def test_a_text_is_mapped_and_not_read(files: Path) -> None:
+def test_the_gpt_text_is_memory_mapped(files: Path) -> None:
     training, validation = gpt.read(str(files / "text.txt"), block=16)
     assert isinstance(training, np.memmap) and isinstance(validation, np.memmap)
     assert (len(training), len(validation)) == (810, 90)
@@ -55,14 +57,14 @@ def test_a_text_is_mapped_and_not_read(files: Path) -> None:
     assert bytes(inputs[1].tolist()) + bytes(targets[1, -1:].tolist()) == b"quic"
 
 
-def test_a_missing_text_and_one_that_is_too_short_are_named(files: Path) -> None:
+def test_a_missing_or_too_short_gpt_text_is_named_in_the_error(files: Path) -> None:
     with pytest.raises(UsageError, match=r"there is no file .*nothing\.txt.*GPT_TEXT"):
         gpt.read(str(files / "nothing.txt"), block=16)
     with pytest.raises(UsageError, match=r"text\.txt has 900 bytes; a block of 256 bytes needs 2,570"):
         gpt.read(str(files / "text.txt"), block=256)
 
 
-def test_a_line_that_is_not_a_rating_is_named(files: Path) -> None:
+def test_a_malformed_empty_or_missing_ratings_file_is_named_in_the_error(files: Path) -> None:
     path = files / "u.data"
     path.write_text(path.read_text() + "7\t3\t4")  # cut off
     with pytest.raises(UsageError, match=r"line 61 of .*u\.data is '7\\t3\\t4', no rating.*ml-100k\.zip.*MOVIELENS"):
@@ -76,7 +78,7 @@ def test_a_line_that_is_not_a_rating_is_named(files: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet", "gpt", "recommender"])
-def test_a_search_without_its_files_ends_before_it_begins(name: str, tmp_path: Path) -> None:
+def test_a_search_without_its_data_files_fails_before_training(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     study = optuna.create_study(direction=case.direction)
     with pytest.raises(UsageError, match="there is no file"):

@@ -19,7 +19,7 @@ def small() -> MixedGPT:
 
 
 @pytest.mark.ci
-def test_a_micro_anneal_of_the_gpt_is_exact_and_learns_what_it_reads(tmp_path: Path) -> None:
+def test_a_microanneal_of_the_gpt_is_exact_and_lowers_the_loss_on_its_data_source(tmp_path: Path) -> None:
     here: dict[str, Any] = {"executor": hpstage.InlineExecutor()}
     trunk = hpstage.train(small(), HP, steps=20, store=tmp_path / "store", **here)
     mixtures = {"prose": {"prose": 1}, "code": {"code": 1}}
@@ -32,7 +32,7 @@ def test_a_micro_anneal_of_the_gpt_is_exact_and_learns_what_it_reads(tmp_path: P
     assert code["loss_code"] < 0 < code["loss_prose"]
 
 
-def test_its_space_changes_the_mixture_where_the_decay_begins() -> None:
+def test_the_mixed_gpt_space_changes_the_data_mixture_where_the_lr_decay_begins() -> None:
     found: Any = space(optuna.trial.FixedTrial({"code": 0.6}), 100)
     assert [found["mixture.code"].value(step) for step in (79, 80)] == [0.2, 0.6]
     assert found["lr"].value(79) > found["lr"].value(81)

@@ -25,7 +25,7 @@ def millions(model: nn.Module) -> float:
     return sum(weight.numel() for weight in model.parameters()) / 1e6
 
 
-def test_networks_have_the_sizes_that_are_published() -> None:
+def test_networks_have_the_published_numbers_of_parameters() -> None:
     with torch.device("meta"):
         assert round(millions(resnet.resnet(20)), 2) == 0.27
         assert round(millions(resnet.resnet(56)), 2) == 0.85
@@ -37,12 +37,12 @@ def test_networks_have_the_sizes_that_are_published() -> None:
 
 
 @pytest.mark.parametrize("depth", [7, 18, 2])
-def test_a_depth_that_no_resnet_has_is_refused(depth: int) -> None:
+def test_an_invalid_resnet_depth_is_refused(depth: int) -> None:
     with pytest.raises(ValueError, match=f"depth is {depth}; it must be 6n"):
         resnet.resnet(depth)
 
 
-def test_augmented_images_are_crops_of_padded_ones_and_half_of_them_flipped() -> None:
+def test_augmented_images_are_crops_of_padded_images_and_half_are_flipped() -> None:
     torch.manual_seed(0)
     images = torch.randint(1, 256, (64, 3, 8, 8), dtype=torch.uint8)
     padded = nn.functional.pad(images, (2, 2, 2, 2))
@@ -56,7 +56,7 @@ def test_augmented_images_are_crops_of_padded_ones_and_half_of_them_flipped() ->
     assert 20 < flipped < 44
 
 
-def test_augmentation_is_a_function_of_the_generator() -> None:
+def test_augmentation_with_the_same_seed_gives_the_same_images() -> None:
     images = torch.arange(2 * 3 * 8 * 8, dtype=torch.uint8).reshape(2, 3, 8, 8)
     torch.manual_seed(1)
     first = cifar.augment(images)
@@ -65,7 +65,7 @@ def test_augmentation_is_a_function_of_the_generator() -> None:
 
 
 @pytest.mark.parametrize("side", [0, 1, 4, 5])
-def test_cutout_blanks_a_square_that_the_border_may_cut(side: int) -> None:
+def test_cutout_blanks_a_square_clipped_at_the_image_border(side: int) -> None:
     torch.manual_seed(0)
     blank = (mobilenet.cutout(torch.ones(50, 3, 16, 16), side) == 0).float()
     assert blank[:, 0].equal(blank[:, 1])
@@ -74,7 +74,7 @@ def test_cutout_blanks_a_square_that_the_border_may_cut(side: int) -> None:
     assert heights.max() == widths.max() == side
 
 
-def test_a_forest_gives_what_trees_give_node_by_node() -> None:
+def test_the_tree_lstm_gives_the_same_values_for_a_forest_as_for_trees_node_by_node() -> None:
     torch.manual_seed(0)
     model = tree_lstm.ChildSum(8)
     made = expressions.Expressions(12, depth=3, seed=0)
@@ -94,7 +94,7 @@ def test_a_forest_gives_what_trees_give_node_by_node() -> None:
     torch.testing.assert_close(model(expressions.forest(trees)), expected)
 
 
-def test_expressions_have_the_values_that_they_are_labelled_with() -> None:
+def test_labels_of_generated_expressions_are_their_values() -> None:
     made = expressions.Expressions(50, depth=3, seed=0)
     for words_parents_heights, value in (made[index] for index in range(len(made))):
         values: dict[int, int] = {}
@@ -105,19 +105,19 @@ def test_expressions_have_the_values_that_they_are_labelled_with() -> None:
         assert values[len(words_parents_heights) - 1] == value
 
 
-def test_histories_are_the_films_that_the_user_has_rated_before() -> None:
+def test_recommender_histories_are_the_last_films_rated_by_the_user() -> None:
     table = np.array([[1, 7, 5, 0], [2, 8, 4, 1], [1, 9, 3, 2], [1, 8, 2, 3], [1, 4, 1, 4]])
     assert recommender.histories(table, 2).tolist() == [[0, 0], [0, 0], [7, 0], [7, 9], [9, 8]]
 
 
-def test_masks_are_where_images_are_brighter() -> None:
+def test_segmentation_masks_cover_the_bright_discs_of_images() -> None:
     images, masks = unet.discs(20, 32, seed=0)
     assert images.shape == masks.shape == (20, 1, 32, 32)
     assert images[masks > 0].mean() > images[masks == 0].mean() + 0.4
     assert unet.dice(masks, masks) == 1
 
 
-def test_a_pole_that_nobody_balances_falls_as_in_the_equations() -> None:
+def test_the_cart_pole_moves_by_its_equations_and_falls_without_balancing() -> None:
     still = np.zeros((1, 4))
     pushed = evolution.moved(still, np.array([True]))[0]
     # By hand: 10 N on 1.1 kg give 9.0909 m/s^2 with no pole to turn; the pole turns back, the cart gains.
@@ -128,7 +128,7 @@ def test_a_pole_that_nobody_balances_falls_as_in_the_equations() -> None:
     assert 5 < evolution.lengths(always_right, still, 500)[0] < 15
 
 
-def test_evolution_learns_to_balance() -> None:
+def test_the_evolution_strategy_learns_to_balance_the_pole() -> None:
     np.random.seed(0)
     hp = {"population": 32, "sigma": 0.5, "lr": 0.3, "momentum": 0.9}
     strategy = evolution.Evolution(episodes=2, limit=100)

@@ -54,7 +54,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 @pytest.mark.ci
-def test_a_fork_equals_training_straight_through(case: Case, files: Path) -> None:
+def test_a_fork_of_a_workload_equals_training_without_a_fork(case: Case, files: Path) -> None:
     values_at = schedules_of(case.space)
     straight = trained(as_trainable(case.make(files)), values_at, 0, FORK)
     state = clone(straight.state_dict())
@@ -82,7 +82,7 @@ def trained(trainable: Any, values_at: Callable[[int], dict[str, Any]], start: i
     [pytest.param(name, marks=[] if name == "recommender" else pytest.mark.slow) for name in CASES],
     indirect=True,
 )
-def test_check_finds_nothing(case: Case, files: Path, children: Children) -> None:
+def test_check_finds_no_fault_in_a_workload(case: Case, files: Path, children: Children) -> None:
     report = hpstage.check(case.make(files), case.space, steps=4, n_forks=1, children=children)
     assert report.ok, str(report)
 
@@ -97,28 +97,28 @@ def checked(name: str, numerics: str, files: Path, children: Children) -> hpstag
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
 @pytest.mark.parametrize("name", WITH_BACKENDS)
-def test_check_finds_nothing_in_compiled_steps(name: str, files: Path, children: Children) -> None:
+def test_check_finds_no_fault_in_a_workload_with_compiled_steps(name: str, files: Path, children: Children) -> None:
     report = checked(name, "compiled", files, children)
     assert report.ok, str(report)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in WITH_BACKENDS if name not in SHARED])
-def test_check_finds_nothing_in_stacked_steps(name: str, files: Path, children: Children) -> None:
+def test_check_finds_no_fault_in_a_workload_with_stacked_steps(name: str, files: Path, children: Children) -> None:
     report = checked(name, "stacked", files, children)
     assert report.ok, str(report)
 
 
 @pytest.mark.parametrize("name", SHARED)
 @pytest.mark.ci
-def test_what_siblings_would_share_is_refused_by_name(name: str, files: Path, children: Children) -> None:
+def test_check_names_the_state_that_stacked_trials_would_share(name: str, files: Path, children: Children) -> None:
     report = checked(name, "stacked", files, children)
     assert not report.ok and f"changes {SHARED[name]}, and under numerics = 'stacked'" in str(report)
 
 
 @pytest.mark.ci
 @pytest.mark.one_in(2)
-def test_a_search_shares_training_and_its_trials_equal_unshared_ones(
+def test_a_search_shares_training_and_its_trials_equal_training_without_sharing(
     case: Case, files: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     study = optuna.create_study(direction=case.direction, sampler=optuna.samplers.RandomSampler(seed=0))
@@ -145,14 +145,14 @@ def test_a_search_shares_training_and_its_trials_equal_unshared_ones(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_code_of_a_workload_decides_its_key(name: str, files: Path) -> None:
+def test_the_code_of_a_workload_is_part_of_its_key(name: str, files: Path) -> None:
     identity = identify(CASES[name].make(files))
     own = [loaded for loaded in identity.loaded if loaded.startswith(f"hpstage.workloads.{name}")]
     assert len(own) > 5
     assert not any("library hpstage.workloads" in text for text in identity.described.values())
 
 
-def test_they_are_named_on_the_command_line_and_by_an_environment_variable(
+def test_workloads_can_be_named_as_in_a_command_and_find_data_by_an_environment_variable(
     files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CIFAR10", str(files))
