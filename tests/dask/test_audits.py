@@ -115,7 +115,7 @@ def test_a_difference_found_by_an_audit_ends_the_search_and_names_both_trainings
 @pytest.mark.ci
 @pytest.mark.parametrize("audit", ["off", "winner"])
 @pytest.mark.usefixtures("nothing_ahead")
-def test_idle_workers_audit_only_when_requested(audit: Any, tmp_path: Path) -> None:
+def test_idle_workers_make_no_audits_with_audit_off_or_winner(audit: Any, tmp_path: Path) -> None:
     gate, journal = Gate(tmp_path), MemoryJournal()
     gate.open()
     hpstage.optimize(

@@ -199,7 +199,7 @@ def test_a_page_receives_only_branches_that_have_changed() -> None:
     assert sent is not None and 0 < len(sent.branches) < len(study.branches) / 2
 
 
-def test_a_slow_page_receives_a_large_tree_in_slices_parents_first() -> None:
+def test_a_slow_page_receives_a_large_tree_in_slices_with_parents_first() -> None:
     _, journal = searched(n_trials=60)
     view, study = shown(board_of(journal))
     mirror, feed = Mirror(), Feed(view, study)

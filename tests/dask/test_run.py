@@ -175,7 +175,9 @@ def test_the_same_run_command_resumes_an_interrupted_search(folder: Path, inline
 
 
 @pytest.mark.ci
-def test_a_script_is_sent_to_workers_that_do_not_have_it(folder: Path, inline: hpstage.Result, tmp_path: Path) -> None:
+def test_the_run_command_sends_a_script_to_workers_that_do_not_have_the_script(
+    folder: Path, inline: hpstage.Result, tmp_path: Path
+) -> None:
     (folder / "near_the_script.py").rename(folder / "search_it_too.py")
     script = SCRIPT.replace("from near_the_script import TRUTH", "TRUTH = np.array([1.0, 2.0, 3.0])")
     (folder / "search_it.py").write_text(script.replace('"steps"', f"{str(folder / 'steps')!r}"))

@@ -78,7 +78,7 @@ class Siblings:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("due", [range(3), [0, 2], [0, 1]])
-def test_a_stacked_step_retried_after_running_out_of_memory_has_the_same_bits_as_without_it(
+def test_a_stacked_step_retried_after_a_memory_error_has_the_bits_of_an_undisturbed_step(
     due: Collection[int],
 ) -> None:
     """At any allocation: where a slot leaves or joins a bundle, or in the middle of a step that changes weights."""

@@ -210,9 +210,7 @@ def test_a_search_evicts_checkpoints_and_continues_when_the_disk_is_full(
     assert keys_in(small_disk / "checkpoints", result.plan.workload) == set(result.plan.kept)
 
 
-def test_a_search_raises_no_space_left_if_the_disk_is_too_small_for_a_checkpoint(
-    tmp_path: Path, small_disk: Path
-) -> None:
+def test_a_search_raises_an_error_if_the_disk_is_too_small_for_a_checkpoint(tmp_path: Path, small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(b"x" * (7900 << 10))
     with pytest.raises(CheckpointError, match="No space left"):
         search(tmp_path, trainable=Bulky(), checkpoints=small_disk / "checkpoints")

@@ -229,7 +229,7 @@ LEAVES = {
 
 
 @pytest.mark.parametrize("name", LEAVES)
-def test_a_leaf_copied_into_prepared_memory_equals_one_copied_into_new_memory(name: str) -> None:
+def test_a_leaf_of_a_state_copied_into_prepared_memory_equals_a_copy_in_new_memory(name: str) -> None:
     given = flatten({"leaf": LEAVES[name]})
     plain, prepared = given.copy().state(), given.copy(given.room()).state()
     assert digest(prepared) == digest(plain) == digest({"leaf": LEAVES[name]})

@@ -42,7 +42,7 @@ MOUNTINFO = r"""
         ("/over/plan", Mount("/over", "nfs"), True),
     ],
 )
-def test_the_mount_of_a_path_is_the_nearest_one_above_it(path: str, mount: Mount, network: bool) -> None:
+def test_the_mount_of_a_path_is_the_nearest_mount_above_it(path: str, mount: Mount, network: bool) -> None:
     assert mount_of(path, MOUNTINFO) == mount
     assert mount.is_network == network
 

@@ -96,7 +96,7 @@ def test_redaction_leaves_locations_without_secrets_readable() -> None:
     assert redacted("a user without a password", "redis://user:sesame@host") == "a user without a password"
 
 
-def test_an_error_is_shown_as_the_cause_of_another_unless_it_contains_a_secret() -> None:
+def test_the_cause_of_an_error_is_shown_unless_it_contains_a_secret() -> None:
     url = "redis://:pa55w0rd@host"
     closed = ValueError("closed")
     assert shown_cause(closed, url) is closed

@@ -69,7 +69,7 @@ def test_an_invalid_redis_url_is_refused_without_showing_its_password(url: str, 
 
 
 @pytest.mark.parametrize("prefix", ["", "{a}", "a}"])
-def test_an_empty_prefix_or_one_with_braces_is_refused(prefix: str) -> None:
+def test_an_empty_redis_prefix_or_one_with_braces_is_refused(prefix: str) -> None:
     with pytest.raises(UsageError, match="without braces"):
         RedisJournal("redis://localhost", prefix=prefix)
 

@@ -49,7 +49,9 @@ def mount(point: Path, what: str | None) -> None:
 
 
 @pytest.mark.parametrize("below", ["empty", None])
-def test_a_missing_mount_raises_unreachable_and_nothing_is_written_below_it(mounted: Path, below: str | None) -> None:
+def test_a_missing_mount_raises_checkpoint_unreachable_and_nothing_is_written_below_it(
+    mounted: Path, below: str | None
+) -> None:
     driver = FolderCheckpoints(mounted / "checkpoints", "w")
     driver.identity()
     driver.save(KEY, {"a": 1}, step=1, parent=None)
