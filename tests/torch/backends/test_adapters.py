@@ -61,7 +61,7 @@ def trained(subject: Adapters, trials: list[dict[str, Any]]) -> tuple[list[Any],
         (WithTensors, "alpha", [8, 16, 8, 16], 4),
     ],
 )
-def test_those_that_take_the_same_step_are_trained_as_one(
+def test_trials_whose_adapters_run_the_same_operations_are_stacked(
     kind: type[Adapters], name: str, values: list[float], width: int
 ) -> None:
     trials = [{"lr": 0.01, "rank": 4, "alpha": 8, name: value} for value in values]
@@ -76,7 +76,7 @@ def test_those_that_take_the_same_step_are_trained_as_one(
 
 
 @pytest.mark.ci
-def test_one_that_joins_is_trained_with_those_that_take_the_same_step() -> None:
+def test_a_trial_that_joins_is_stacked_with_trials_whose_adapters_run_the_same_operations() -> None:
     trials = [{"lr": 0.01, "rank": 4, "alpha": alpha} for alpha in (8, 16, 16)]
     slots, widths = trained(Adapters(), trials)
     assert widths == [1, 2, 2]

@@ -41,7 +41,9 @@ BEGUN = {"eager begins": 0.0, "compiled begins": 10.0}
         ({}, 100_000, "eager"),
     ],
 )
-def test_a_backend_that_loses_is_not_chosen(seconds: dict[str, float], steps: int, best: str) -> None:
+def test_auto_chooses_the_compiled_backend_only_if_it_saves_enough_time(
+    seconds: dict[str, float], steps: int, best: str
+) -> None:
     assert fastest(seconds, steps) == best
 
 
@@ -57,7 +59,7 @@ def measurements(caplog: pytest.LogCaptureFixture) -> int:
     return sum("measured" in record.getMessage() for record in caplog.records)
 
 
-def test_backends_are_measured_once_for_a_plan(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_measures_backends_once_per_plan(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "hpstage"):
         first = search("auto", tmp_path)
         assert measurements(caplog) == 1
@@ -72,7 +74,7 @@ def test_backends_are_measured_once_for_a_plan(tmp_path: Path, caplog: pytest.Lo
 
 @needs_compiler
 @pytest.mark.parametrize("made_with", ["eager", pytest.param("compiled", marks=pytest.mark.ci)])
-def test_an_existing_plan_keeps_its_backend(
+def test_auto_keeps_the_backend_of_an_existing_plan(
     made_with: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)  # the default store: a folder per workload
@@ -85,7 +87,9 @@ def test_an_existing_plan_keeps_its_backend(
 
 
 @pytest.mark.slow
-def test_workers_measure_and_train_by_what_was_chosen(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_measures_once_on_dask_workers_and_a_later_inline_search_uses_that_choice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "hpstage"):
         found = search("auto", tmp_path, DaskExecutor())
         assert measurements(caplog) == 1
@@ -97,7 +101,7 @@ def test_workers_measure_and_train_by_what_was_chosen(tmp_path: Path, caplog: py
 
 @needs_compiler
 @pytest.mark.slow
-def test_workers_train_compiled_what_a_plan_has_compiled(tmp_path: Path) -> None:
+def test_dask_workers_train_compiled_steps_with_the_values_of_an_inline_search(tmp_path: Path) -> None:
     expected = search("compiled", tmp_path / "here")
     search("compiled", tmp_path / "there", DaskExecutor())
     found = search("auto", tmp_path / "there", DaskExecutor())
@@ -106,7 +110,7 @@ def test_workers_train_compiled_what_a_plan_has_compiled(tmp_path: Path) -> None
     assert numerics_of(tmp_path / "there") == "compiled-v2"
 
 
-def test_a_user_defined_journal_is_read_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_keeps_the_backend_recorded_in_a_memory_journal(caplog: pytest.LogCaptureFixture) -> None:
     journal = MemoryJournal()
     search("eager", journal)
     with caplog.at_level(logging.WARNING, "hpstage"):
@@ -127,7 +131,7 @@ def test_a_store_of_another_workload_is_refused_before_anything_is_measured(
 
 
 @pytest.mark.ci
-def test_measuring_leaves_no_trace_in_training() -> None:
+def test_measuring_backends_does_not_change_training() -> None:
     expected = advance(fresh(Tiny()), 0, 6).state_dict()
     trainable = TorchLoop(by("auto", Tiny)())
     found = trainable.measure_backends(hp_at(0), math.inf)
@@ -139,7 +143,7 @@ def test_measuring_leaves_no_trace_in_training() -> None:
 
 
 @pytest.mark.parametrize("name", ["compiled", "graphed"])
-def test_what_takes_longer_to_begin_than_there_is_to_train_is_not_tried(name: str) -> None:
+def test_a_backend_is_not_measured_if_its_startup_takes_longer_than_training(name: str) -> None:
     found = measure(TorchLoop(by("auto", Tiny)()), [name, "eager"], hp_at(0), steps=10)
     assert found.keys() == {"eager", "eager begins", f"{name} untried"}
     assert found[f"{name} untried"] == 10 * found["eager"]
@@ -147,7 +151,7 @@ def test_what_takes_longer_to_begin_than_there_is_to_train_is_not_tried(name: st
 
 
 @pytest.mark.ci
-def test_siblings_are_not_stacked_to_see_whether_it_pays_in_a_search_that_is_over_before() -> None:
+def test_stacking_is_not_measured_if_its_startup_takes_longer_than_training() -> None:
     subject = by("auto", Tiny)()
     subject.max_stacked = 4
     trainable = StackedLoop(subject)
@@ -158,7 +162,7 @@ def test_siblings_are_not_stacked_to_see_whether_it_pays_in_a_search_that_is_ove
     assert "stacked, 2 at a time" in trainable.measure_backends(hp_at(0), math.inf)
 
 
-def test_a_backend_that_fails_is_left_out_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_skips_a_backend_that_fails_and_logs_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     class Failing(TorchLoop):
         def train(self, step: int, hp: object) -> None:
             if self._numerics == "graphed":

@@ -42,12 +42,12 @@ def metrics(trainable: Any) -> dict[str, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [Small, lambda: Small(adam), Averaged], ids=["sgd", "adam", "average"])
-def test_a_compiled_step_continues_exactly(make: Callable[[], Small]) -> None:
+def test_compiled_training_forks_exactly(make: Callable[[], Small]) -> None:
     forks_exactly(by("compiled", make))
 
 
 @pytest.mark.ci
-def test_a_compiled_step_is_an_eager_one_up_to_rounding() -> None:
+def test_compiled_training_equals_eager_training_up_to_rounding() -> None:
     compiled = advance(fresh(by("compiled", Tiny)()), 0, 10)
     eager = advance(fresh(Tiny()), 0, 10)
     assert compiled_of(compiled).compiled
@@ -56,7 +56,7 @@ def test_a_compiled_step_is_an_eager_one_up_to_rounding() -> None:
 
 
 @pytest.mark.slow
-def test_earlier_compilations_change_no_bits(tmp_path: Path) -> None:
+def test_compiled_bits_do_not_depend_on_the_compiler_cache(tmp_path: Path) -> None:
     expected = forks_exactly(by("compiled", Tiny))
     for attempt in range(2):  # with nothing in torch's caches on disk, and with what the first has left there
         done = subprocess.run(
@@ -88,7 +88,7 @@ def changing(step: int) -> dict[str, Any]:
 
 
 @pytest.mark.ci
-def test_values_that_change_at_every_step_do_not_recompile() -> None:
+def test_hyperparameters_that_change_at_every_step_cause_no_recompilation() -> None:
     trainable = fresh(by("compiled", Weighted)(), changing(0))
     for step in range(2):
         trainable.train(step, changing(step))
@@ -144,7 +144,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_formulas_are_those_of_torch(name: str) -> None:
+def test_optimizer_formulas_equal_the_optimizers_of_torch_up_to_rounding(name: str) -> None:
     start = [torch.randn(3, 4), torch.randn(()), torch.randn(2)]
     theirs = [nn.Parameter(part.clone()) for part in start]
     ours = [nn.Parameter(part.clone()) for part in start]
@@ -175,13 +175,13 @@ def test_formulas_are_those_of_torch(name: str) -> None:
         lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, dampening=0.5),
     ],
 )
-def test_other_optimizers_have_no_formula(make: Callable[[Any], torch.optim.Optimizer]) -> None:
+def test_unsupported_optimizers_have_no_formula(make: Callable[[Any], torch.optim.Optimizer]) -> None:
     optimizer = make([nn.Parameter(torch.zeros(2))])
     assert not formulas.has_formula(optimizer)
 
 
 @pytest.mark.slow
-def test_a_step_up_to_an_optimizer_without_a_formula_is_compiled() -> None:
+def test_a_step_is_compiled_even_if_its_optimizer_has_no_formula() -> None:
     class Slow(Tiny):
         def group_values(self, group: dict[str, Any], hp: Mapping[str, Any]) -> dict[str, Any]:
             return {"lr": hp["lr"] / 100}
@@ -214,7 +214,7 @@ class Updating(Logging):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("make", [Logging, pytest.param(Updating, marks=pytest.mark.slow)])
-def test_compiled_code_logs_what_the_code_does(make: type[Logging]) -> None:
+def test_compiled_steps_log_the_values_of_eager_steps(make: type[Logging]) -> None:
     def logged(trainable: Any) -> dict[str, dict[int, float]]:
         recorder = Recorder(0)
         trainable.train(0, changing(0))  # nobody listens, as in a verification
@@ -276,7 +276,7 @@ def test_a_temporary_failure_of_the_compiler_is_not_attributed_to_the_code(
     assert compiled_of(trainable).compiled and compiled_of(trainable).state() is None
 
 
-def test_another_failure_of_the_compiler_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_permanent_failure_of_the_compiler_is_reported_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: CompiledBackend, graph: Any, inputs: Any) -> Any:
         raise NotImplementedError("no such kernel")
 
@@ -285,7 +285,7 @@ def test_another_failure_of_the_compiler_is_named_with_the_remedy(monkeypatch: p
         fresh(by("compiled", Tiny)()).train(0, hp_at(0))
 
 
-def test_a_chain_whose_compiler_fails_is_trained_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chain_is_retried_after_a_temporary_failure_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[None] = []
 
     def fails_at_first(self: CompiledBackend, graph: Any, inputs: Any) -> Any:
@@ -302,7 +302,7 @@ def test_a_chain_whose_compiler_fails_is_trained_again(monkeypatch: pytest.Monke
     assert outcomes.count("lost") == 1 and outcomes[0] == "lost"
 
 
-def test_compiled_code_is_kept_where_no_other_account_can_change_it(tmp_path: Path) -> None:
+def test_compiled_code_is_cached_in_a_folder_that_only_its_owner_can_access(tmp_path: Path) -> None:
     code = (
         "import os, hpstage.torch, torch\n"
         "from hpstage.torch.backends.compiled import _start_compiler\n"

@@ -58,7 +58,7 @@ def search(store: Path, kind: type[Frozen] = Frozen, *, seeds: bool = False, slo
 
 @pytest.mark.ci
 @pytest.mark.parametrize("slots", [2, 1])
-def test_a_frozen_layer_is_computed_once_for_each_batch(slots: int, tmp_path: Path) -> None:
+def test_a_frozen_layer_is_computed_once_for_each_batch_that_trials_share(slots: int, tmp_path: Path) -> None:
     saved = search(tmp_path, Mixed, slots=slots).savings
     assert saved.frozen_batches == saved.steps_trained == 2 * STEPS
     assert STEPS <= saved.frozen_skipped <= STEPS + COMPARED
@@ -66,20 +66,20 @@ def test_a_frozen_layer_is_computed_once_for_each_batch(slots: int, tmp_path: Pa
 
 
 @pytest.mark.ci
-def test_what_no_trial_has_in_common_with_another_is_computed_by_each(tmp_path: Path) -> None:
+def test_each_trial_computes_frozen_layers_if_trials_have_different_batches(tmp_path: Path) -> None:
     saved = search(tmp_path, Mixed, seeds=True).savings
     assert saved.frozen_batches == saved.steps_trained
     assert saved.frozen_skipped <= COMPARED
 
 
 @pytest.mark.ci
-def test_a_frozen_layer_is_computed_once_for_each_sample_where_it_keeps_them_apart(tmp_path: Path) -> None:
+def test_a_frozen_layer_is_computed_once_for_each_sample_if_it_does_not_mix_samples(tmp_path: Path) -> None:
     saved = search(tmp_path, seeds=True).savings
     assert saved.frozen_skipped >= 2 * STEPS - 2 * 4  # in its first epoch a trial may meet samples for the first time
 
 
 @pytest.mark.ci
-def test_all_outputs_show_the_same(tmp_path: Path) -> None:
+def test_all_outputs_show_the_same_savings_from_frozen_layers(tmp_path: Path) -> None:
     store = tmp_path / "store"
     saved = search(store).savings
     text = skipped_work(saved.frozen_batches, saved.frozen_skipped, saved.frozen_seconds)

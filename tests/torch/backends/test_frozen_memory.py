@@ -171,7 +171,7 @@ def frozen(slot: Any) -> int:
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["Frozen", "Tied", "Mapped", "Averages"])
 @pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.ci)])
-def test_a_further_slot_takes_the_memory_of_what_it_trains(name: str, count: int) -> None:
+def test_an_additional_slot_takes_memory_only_for_trained_weights(name: str, count: int) -> None:
     slots = slots_of(KINDS[name](), count)
     for after in (lambda slot: slot.state_dict(), lambda slot: slot.evaluate(), lambda slot: digest(slot.state_dict())):
         for slot in slots:
@@ -184,7 +184,7 @@ def test_a_further_slot_takes_the_memory_of_what_it_trains(name: str, count: int
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("count", [3, 1, 2, 8, 16])
-def test_states_are_those_of_a_slot_by_itself(name: str, count: int) -> None:
+def test_slots_that_share_frozen_memory_have_the_states_of_a_single_slot(name: str, count: int) -> None:
     slots = slots_of(KINDS[name](), count)
     train(slots[0], slots, 1)
     for index in {0, count - 1}:
@@ -218,7 +218,7 @@ def in_place(weight: Tensor) -> None:
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("write", [by_numpy, by_data, in_place])
 @pytest.mark.parametrize("name", ["Frozen", "Tied", "Buffers"])
-def test_a_write_to_frozen_memory_copies_it_first(write: Callable[[Tensor], None], name: str) -> None:
+def test_a_write_to_frozen_memory_changes_only_the_slot_that_writes(write: Callable[[Tensor], None], name: str) -> None:
     slots = slots_of(KINDS[name](), 3)
     before = [digest(slot.state_dict()) for slot in slots]
     for slot in slots:
@@ -234,7 +234,7 @@ def test_a_write_to_frozen_memory_copies_it_first(write: Callable[[Tensor], None
     ]
 
 
-def test_an_address_that_was_taken_in_model_is_not_shared() -> None:
+def test_a_frozen_weight_is_not_shared_if_a_numpy_array_holds_its_address() -> None:
     arrays = []
 
     class Known(Frozen):
@@ -251,7 +251,7 @@ def test_an_address_that_was_taken_in_model_is_not_shared() -> None:
     assert lazy_copies.address_of(first[2].weight) == lazy_copies.address_of(second[2].weight)
 
 
-def test_a_state_is_the_same_whether_its_memory_was_copied() -> None:
+def test_the_digest_of_a_state_does_not_depend_on_whether_frozen_memory_was_copied() -> None:
     (slot,) = slots_of(Frozen(), 1)
     before = digest(slot.state_dict())
     assert lazy_copies.is_lazy(model_of(slot)[0][0].weight)
@@ -264,7 +264,7 @@ def test_a_state_is_the_same_whether_its_memory_was_copied() -> None:
     assert digest(slot.state_dict()) == before
 
 
-def test_a_view_that_training_makes_of_frozen_memory_remains_one() -> None:
+def test_a_view_of_frozen_memory_remains_a_view_after_a_state_is_loaded() -> None:
     class Cached(Frozen):
         numerics = "eager"
         cached: Any = None
@@ -289,7 +289,7 @@ def test_a_view_that_training_makes_of_frozen_memory_remains_one() -> None:
     assert not subject.cached.any()
 
 
-def test_a_live_copy_takes_no_memory_for_what_is_frozen() -> None:
+def test_a_live_copy_of_a_state_takes_no_memory_for_frozen_weights() -> None:
     (slot,) = slots_of(Frozen(), 1)
     live = LiveCache()
     live.put(StateKey("a"), slot.state_dict())
@@ -313,7 +313,7 @@ class Large(Frozen):
 
 
 @pytest.mark.ci
-def test_eight_slots_take_the_memory_of_one_backbone() -> None:
+def test_eight_slots_take_the_memory_of_one_frozen_backbone() -> None:
     """And of a few layers, while a model is made or a program is built and checked."""
     mapped = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}  # freed memory goes back at once
     ran = subprocess.run([sys.executable, "-m", __name__], env=mapped, capture_output=True, text=True, check=True)
@@ -343,7 +343,9 @@ if __name__ == "__main__":
         ("nothing", (1, 1)),
     ],
 )
-def test_the_share_of_weights_that_are_not_trained_is_known(trained: str, shares: tuple[float, float]) -> None:
+def test_the_share_of_frozen_weights_is_computed_from_model_and_optimizer(
+    trained: str, shares: tuple[float, float]
+) -> None:
     model = nn.Sequential(nn.Embedding(100, 8), nn.Linear(8, 8), nn.Linear(8, 2))
     stem, classifier = model[1], model[2]
     if trained in ("classifier", "stem", "nothing"):

@@ -60,7 +60,7 @@ class OtherRows(OneBatch):
 
 
 @pytest.mark.parametrize("kind", [Keeps, KeepsSplit, OtherRows])
-def test_bits_are_those_of_a_single_member(kind: type[OneBatch]) -> None:
+def test_stacked_models_with_an_unusual_frozen_prefix_have_the_bits_of_a_single_model(kind: type[OneBatch]) -> None:
     bundle, trials = together(kind(), [0, 1, 2])
     assert bundle._builder.outputs.computed
     found = states(bundle, trials)
@@ -99,7 +99,7 @@ class InPhases(Trial):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("phases", [(True, False, False, True, False), (False, True, True, False, False)])
-def test_what_steps_have_changed_is_frozen_once_they_no_longer_do(phases: tuple[bool, ...]) -> None:
+def test_a_buffer_that_steps_change_in_only_some_phases_is_trained_exactly(phases: tuple[bool, ...]) -> None:
     subject = Phases(phases)
 
     def run(ids: list[int]) -> list[dict[str, Any]]:
@@ -151,10 +151,10 @@ class TwiceFrozen(Twice):
 
 
 @pytest.mark.parametrize("kind", [Sparse, TwiceFrozen])
-def test_odd_frozen_tensors_are_read_as_update_reads_them(kind: type[OneBatch]) -> None:
-    test_bits_are_those_of_a_single_member(kind)
+def test_sparse_and_overlapping_frozen_tensors_give_the_bits_of_a_single_model(kind: type[OneBatch]) -> None:
+    test_stacked_models_with_an_unusual_frozen_prefix_have_the_bits_of_a_single_model(kind)
 
 
-def test_a_step_that_changes_memory_of_two_tensors_is_not_recorded() -> None:
+def test_a_step_that_changes_memory_shared_by_two_tensors_is_not_recorded() -> None:
     with pytest.raises(NeedsPython, match=r"0\.1\.weight and 0\.turned have in common"):
         together(Twice(), [0])

@@ -225,7 +225,7 @@ def storages(bundle: Bundle, name: str) -> int:
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", SEVERAL)
 @pytest.mark.parametrize("members", [3, pytest.param(8, marks=pytest.mark.ci)])
-def test_bits_are_those_of_a_single_member(name: str, members: int) -> None:
+def test_stacked_models_with_a_frozen_backbone_have_the_bits_of_a_single_model(name: str, members: int) -> None:
     subject = KINDS[name]()
     found = states(*together(subject, list(range(members))))
     for id in (0, members - 1):
@@ -236,13 +236,13 @@ def test_bits_are_those_of_a_single_member(name: str, members: int) -> None:
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", ["OneBatch", "Adapted", "Dropped", "AdaptedFirst", "ImagesInEval"])
 @pytest.mark.parametrize("members", range(1, 17))
-def test_bits_do_not_depend_on_the_number_of_members(name: str, members: int) -> None:
-    test_bits_are_those_of_a_single_member(name, members)
+def test_bits_do_not_depend_on_the_number_of_stacked_models_with_a_frozen_backbone(name: str, members: int) -> None:
+    test_stacked_models_with_a_frozen_backbone_have_the_bits_of_a_single_model(name, members)
 
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", SEVERAL)
-def test_a_step_is_that_of_update(name: str) -> None:
+def test_a_stacked_step_with_a_frozen_backbone_equals_an_eager_update_up_to_rounding(name: str) -> None:
     subject = KINDS[name]()
     bundle, (trial, _) = together(subject, [1, 2])
     eager = Trial(KINDS[name](), 1)
@@ -257,7 +257,7 @@ def test_a_step_is_that_of_update(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Backbone", "Adapted", "Odd", "Tied", "ImagesInEval"])
-def test_frozen_weights_are_stored_once(name: str) -> None:
+def test_frozen_weights_are_stored_once_for_all_stacked_models(name: str) -> None:
     bundle, trials = together(KINDS[name](), [0, 1, 2], 1)
     frozen = [path for path, weight in trials[0].model.named_parameters() if not weight.requires_grad]
     assert frozen
@@ -269,19 +269,21 @@ def test_frozen_weights_are_stored_once(name: str) -> None:
     ("name", "changed", "others"),
     [("Images", "0.2.running_mean", "0.1.weight"), ("ByHand", "0.1.weight", "0.0.all.weight")],
 )
-def test_each_member_has_its_own_copy_of_what_a_step_changes(name: str, changed: str, others: str) -> None:
+def test_each_stacked_model_has_its_own_copy_of_tensors_that_a_step_changes(
+    name: str, changed: str, others: str
+) -> None:
     bundle, _ = together(KINDS[name](), [0, 1, 2], 1)
     assert (storages(bundle, changed), storages(bundle, others)) == (3, 1)
 
 
 @pytest.mark.parametrize(("name", "computed"), [("OneBatch", 1), ("Backbone", 3)])
-def test_a_frozen_prefix_is_computed_once_where_batches_are_equal(name: str, computed: int) -> None:
+def test_a_frozen_prefix_is_computed_once_if_all_stacked_models_have_equal_batches(name: str, computed: int) -> None:
     bundle, _ = together(KINDS[name](), [0, 1, 2], 1)
     assert bundle._builder.outputs.computed == computed
     assert [work.skipped for work in bundle.frozen_work] == [computed != 3 and slot > 0 for slot in range(3)]
 
 
-def test_members_at_other_steps_reuse_what_others_have_computed() -> None:
+def test_a_model_reuses_frozen_outputs_of_a_model_that_is_one_step_ahead() -> None:
     subject = OneBatch()
     made, trials = builder(subject), [Trial(subject, id) for id in (0, 1)]
     train(first := Bundle(made), trials[:1])
@@ -295,14 +297,14 @@ def test_members_at_other_steps_reuse_what_others_have_computed() -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize(("name", "times"), [("Dropped", 2), ("DroppedApart", 0), ("DrawnByValue", 2)])
-def test_equal_random_numbers_are_drawn_once_until_a_draw_depends_on_a_member(name: str, times: int) -> None:
+def test_stacked_models_share_equal_random_draws_until_a_draw_depends_on_a_models_values(name: str, times: int) -> None:
     bundle, _ = together(KINDS[name](), [0, 1, 2], 1)
     (source,) = (made.source for made in bundle._builder._programs.values() if made.width == 3)
     assert source.count("streams.once") == times
     assert ("streams.each" in source) is (name != "Dropped")
 
 
-def test_members_join_that_have_another_backbone_and_leave() -> None:
+def test_a_model_with_a_different_backbone_joins_and_leaves_a_stack() -> None:
     subject = OneBatch()
     bundle, trials = together(subject, [0, 1], 1)
     odd = Trial(subject, 2)
@@ -323,7 +325,7 @@ def test_members_join_that_have_another_backbone_and_leave() -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("unfreeze", [True, False])
-def test_a_layer_that_is_unfrozen_is_trained_from_then_on(unfreeze: bool) -> None:
+def test_a_frozen_layer_is_trained_after_it_is_unfrozen(unfreeze: bool) -> None:
     """As between two chains of a search: members leave, and join again."""
     subject = OneBatch()
 
@@ -349,7 +351,7 @@ def test_a_layer_that_is_unfrozen_is_trained_from_then_on(unfreeze: bool) -> Non
     assert (found[1]["model"][key] != found[0]["model"][key]) is unfreeze
 
 
-def test_a_frozen_prefix_is_computed_once_for_trials_that_follow_each_other() -> None:
+def test_later_trials_on_the_same_batches_reuse_the_outputs_of_a_frozen_prefix() -> None:
     subject = OneBatch()
     made = builder(subject)
 
@@ -368,7 +370,7 @@ def test_a_frozen_prefix_is_computed_once_for_trials_that_follow_each_other() ->
 
 @pytest.mark.ci
 @pytest.mark.parametrize("name", ["Dropped", "DroppedApart"])
-def test_outputs_are_kept_up_to_the_first_random_number(name: str) -> None:
+def test_frozen_outputs_are_cached_up_to_the_first_random_number(name: str) -> None:
     subject = KINDS[name]()
     made = builder(subject)
     for ids in ([0, 1, 2], [3, 4], [5]):
@@ -379,7 +381,7 @@ def test_outputs_are_kept_up_to_the_first_random_number(name: str) -> None:
     assert (made.outputs.computed, made.outputs.found) == (STEPS, 2 * STEPS)
 
 
-def test_outputs_are_those_of_the_same_bytes_in_the_same_place() -> None:
+def test_cached_frozen_outputs_are_reused_only_for_equal_batches_and_weights() -> None:
     """What a batch is a part of may be changed, and a frozen layer may be another one."""
     subject = OneBatch()
     made = builder(subject)
@@ -410,7 +412,7 @@ class Numbered(OneBatch):
 
 
 @pytest.mark.ci
-def test_outputs_of_many_kinds_of_steps_take_the_memory_of_a_few() -> None:
+def test_frozen_outputs_are_cached_for_at_most_eight_kinds_of_steps() -> None:
     subject = Numbered()
     made = builder(subject)
     batch = subject.data(torch.Generator().manual_seed(0), 4)
@@ -422,7 +424,7 @@ def test_outputs_of_many_kinds_of_steps_take_the_memory_of_a_few() -> None:
     assert len(made.outputs._kept) == 8
 
 
-def test_outputs_hold_no_more_than_two_backbones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_outputs_are_cached_for_at_most_two_backbones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outputs, "_LEAST", 0)
     subject = OneBatch()
     made = builder(subject)
@@ -455,7 +457,7 @@ class Complex(OneBatch):
 
 
 @pytest.mark.parametrize("resolved", [False, True])
-def test_conjugates_are_batches_like_others(resolved: bool) -> None:
+def test_batches_of_conjugate_tensors_train_like_batches_of_resolved_tensors(resolved: bool) -> None:
     class Resolved(Complex):
         def data(self, generator: torch.Generator, size: int) -> Any:
             x, y = super().data(generator, size)

@@ -52,7 +52,7 @@ def is_done_at_once(shape: Any, members: int) -> bool:
 
 @pytest.mark.parametrize("members", [3, 5, 8])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_members_are_trained_in_turn_where_stacking_changes_bits(
+def test_convolution_gradients_are_computed_model_by_model_if_stacking_changes_bits(
     shape: Any, members: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_all = images._gradients
@@ -72,7 +72,7 @@ def test_members_are_trained_in_turn_where_stacking_changes_bits(
 
 @pytest.mark.parametrize("members", [2, 3, 5, 8])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_gradients_of_a_member_have_the_same_bits_whatever_the_other_members(shape: Any, members: int) -> None:
+def test_convolution_gradients_of_a_model_do_not_depend_on_the_other_stacked_models(shape: Any, members: int) -> None:
     options = options_of(shape)
     each = drawn(members, *shape)
     together = gradients_of_all(*map(torch.stack, zip(*each, strict=True)), [shape[1]], *options)
@@ -90,7 +90,7 @@ def test_gradients_of_a_member_have_the_same_bits_whatever_the_other_members(sha
             torch.testing.assert_close(own, plain, rtol=1e-4, atol=1e-4)
 
 
-def test_pooling_has_the_bits_of_torchs_also_among_equals_and_what_is_not_a_number() -> None:
+def test_stacked_max_pooling_has_the_bits_of_torch_also_for_ties_and_nan() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(-2, 3, (4, 5, 16, 8, 8), generator=generator).float()
     x[x == 2] = torch.nan
@@ -105,7 +105,7 @@ def test_pooling_has_the_bits_of_torchs_also_among_equals_and_what_is_not_a_numb
 
 @pytest.mark.parametrize("samples", [2, 0])
 @pytest.mark.parametrize(("channels", "pixels", "replaced"), [(3, 8, True), (16, 8, False), (3, 20, False)])
-def test_only_gradients_of_small_images_with_few_channels_are_replaced(
+def test_hpstage_replaces_convolution_gradients_only_for_small_images_with_few_channels(
     channels: int, pixels: int, replaced: bool, samples: int
 ) -> None:
     def step(x: Tensor, weights: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ def outcome(kind: type[Slip], numerics: str, around: Callable[[], AbstractContex
 @pytest.mark.one_in(7)
 @pytest.mark.parametrize("numerics", CLASSES)
 @pytest.mark.parametrize("kind", OWN)
-def test_code_has_the_effects_that_it_has_eagerly(kind: type[Slip], numerics: str) -> None:
+def test_recorded_steps_train_like_eager_steps_or_are_refused_with_the_remedy(kind: type[Slip], numerics: str) -> None:
     found = outcome(kind, numerics, nullcontext)
     if isinstance(found, str):
         assert "numerics = 'eager'" in found
@@ -92,7 +92,7 @@ def test_code_has_the_effects_that_it_has_eagerly(kind: type[Slip], numerics: st
 @pytest.mark.one_in(7)
 @pytest.mark.parametrize("numerics", CLASSES)
 @pytest.mark.parametrize("name", PROCESS)
-def test_what_holds_for_the_process_holds_for_recorded_steps(name: str, numerics: str) -> None:
+def test_recorded_steps_respect_the_settings_of_the_process_or_are_refused(name: str, numerics: str) -> None:
     found = outcome(Slip, numerics, PROCESS[name])
     assert isinstance(found, str) or found == pytest.approx(outcome(Slip, "eager", PROCESS[name]), rel=1e-3)
 
@@ -100,20 +100,20 @@ def test_what_holds_for_the_process_holds_for_recorded_steps(name: str, numerics
 @pytest.mark.ci
 @pytest.mark.parametrize("numerics", ["graphed", "stacked"])
 @pytest.mark.parametrize("name", ["a hook before all steps", "a hook after all steps"])
-def test_hooks_of_all_optimizers_act(name: str, numerics: str) -> None:
+def test_global_optimizer_hooks_run_in_recorded_steps(name: str, numerics: str) -> None:
     found = outcome(Slip, numerics, PROCESS[name])
     assert found == pytest.approx(outcome(Slip, "eager", PROCESS[name]), rel=1e-4)
     assert found != pytest.approx(outcome(Slip, "eager", nullcontext), rel=1e-2)
 
 
 @pytest.mark.parametrize("numerics", ["graphed", "stacked"])
-def test_a_number_that_is_changed_in_place_is_recorded(numerics: str) -> None:
+def test_a_step_with_augmented_assignments_to_numbers_is_recorded(numerics: str) -> None:
     loop = trained(AugmentedProduct(), numerics)
     assert loop._steps_by().departs
     assert loop._meaning.compared == meaning.STEPS
 
 
-def test_a_slip_is_refused_by_name_with_the_remedy() -> None:
+def test_a_recorded_step_that_differs_from_update_is_refused_with_the_remedy() -> None:
     with pytest.raises(
         StateError,
         match=r"numerics = 'graphed' does not train KnowsOfCompilers as its code says: after 2 steps from the same "
@@ -124,7 +124,7 @@ def test_a_slip_is_refused_by_name_with_the_remedy() -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("kind", [KnowsOfCompilers, LookedUp])
-def test_what_is_seen_in_the_first_step_is_refused_there(kind: type[Slip]) -> None:
+def test_a_recorded_step_that_differs_from_update_is_refused_at_the_first_step(kind: type[Slip]) -> None:
     with pytest.raises(StateError):
         trained(kind(), "graphed", 1)
 
@@ -145,7 +145,7 @@ class LessPrecise(Slip):
 TF32 = next(name for name in ("fp32 precision of cuda, conv", "cudnn allow tf32") if name in torch_settings(torch))
 
 
-def test_precision_that_a_gpu_is_allowed_to_reduce_is_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_caused_by_tf32_counts_as_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch_settings(torch)[TF32][0]() in ("tf32", True), "torch's default"
     loop = trained(LessPrecise(), "graphed")
     assert loop._meaning.compared == meaning.STEPS
@@ -191,7 +191,9 @@ class Counting(Busy):
 
 @pytest.mark.ci
 @pytest.mark.parametrize(("kind", "numerics"), [(Busy, "graphed"), (Busy, "stacked"), (Counting, "graphed")])
-def test_a_comparison_leaves_no_trace(kind: type[Slip], numerics: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparing_recorded_steps_with_eager_steps_does_not_change_training(
+    kind: type[Slip], numerics: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compared = trained(kind(), numerics)
     assert compared._meaning.compared == meaning.STEPS
     found = digest(compared.state_dict())
@@ -208,12 +210,12 @@ class Loud(Busy):
         return loss
 
 
-def test_a_comparison_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_comparing_recorded_steps_with_eager_steps_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     trained(Loud(), "graphed", 3)
     assert capsys.readouterr().out == "a step\n" * 3
 
 
-def test_each_kind_of_step_is_compared_twice() -> None:
+def test_each_kind_of_recorded_step_is_compared_with_eager_steps_twice() -> None:
     subject = Busy()
     loop = trained(subject, "graphed", 5)
     assert loop._meaning.compared == 2
@@ -232,7 +234,7 @@ class WarmingUp(Slip):
     pass
 
 
-def test_a_step_that_changes_nothing_proves_nothing() -> None:
+def test_recorded_steps_are_compared_with_eager_steps_until_a_step_changes_the_weights() -> None:
     loop = trained(WarmingUp(), "graphed", 4, {**HP, "lr": 0.0})
     assert loop._meaning.compared == 4
     for step in range(4, 10):
@@ -281,14 +283,14 @@ class Doubled(Slip):
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("numerics", CLASSES)
 @pytest.mark.parametrize("kind", [Stiff, Busy, Halved, Doubled])
-def test_rounding_raises_no_alarm(kind: type[Slip], numerics: str) -> None:
+def test_rounding_in_recorded_steps_raises_no_error(kind: type[Slip], numerics: str) -> None:
     loop = trained(kind(), numerics, 3)
     assert loop._meaning.compared >= meaning.STEPS or not loop._steps_by().departs
     assert loop._meaning.closeness < 0.5
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_other_last_bits_are_within_two_units(dtype: torch.dtype) -> None:
+def test_simulated_rounding_changes_results_by_at_most_two_units_in_the_last_place(dtype: torch.dtype) -> None:
     x = torch.randn(100, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
     long = x.repeat(2000)  # more numbers than are drawn at first
     with OtherwiseRounded(0):

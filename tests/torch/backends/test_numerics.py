@@ -25,7 +25,7 @@ def described(numerics: str) -> dict[str, str]:
     return describe(as_trainable(by(numerics, Tiny)())).described
 
 
-def test_eager_adds_nothing_to_keys() -> None:
+def test_numerics_eager_adds_no_compiler_to_the_key() -> None:
     found = described("eager")
     assert found["numerics"] == "eager-v1"
     assert environment.describe("cpu").items() <= found.items()
@@ -33,7 +33,7 @@ def test_eager_adds_nothing_to_keys() -> None:
 
 
 @needs_compiler
-def test_a_class_is_part_of_the_key_and_the_attribute_is_not() -> None:
+def test_the_numerics_class_changes_the_environment_and_not_the_identity_of_the_code() -> None:
     eager, compiled = described("eager"), described("compiled")
     assert {name for name in compiled if compiled[name] != eager.get(name)} == {"numerics", "compiler"}
     assert compiled.keys() - eager.keys() == {"compiler"}
@@ -41,19 +41,19 @@ def test_a_class_is_part_of_the_key_and_the_attribute_is_not() -> None:
     assert ours == theirs
 
 
-def test_a_backend_that_does_not_exist_is_named() -> None:
+def test_an_unknown_numerics_class_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match="numerics is 'quick'; give one of 'compiled', 'eager', 'graphed'"):
         described("quick")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_graphs_without_a_gpu_are_refused_with_the_remedy() -> None:
+def test_numerics_graphed_is_refused_without_a_gpu() -> None:
     with pytest.raises(UsageError, match="numerics = 'graphed' cannot be used here: CUDA graphs need a GPU"):
         described("graphed")
 
 
 @needs_compiler
-def test_a_store_of_another_class_is_refused_by_name_before_training(tmp_path: Path) -> None:
+def test_a_store_of_another_numerics_class_is_refused_with_the_remedy(tmp_path: Path) -> None:
     search("eager", tmp_path)
     with pytest.raises(
         StoreError, match=r"environment:numerics: 'eager-v1' there, 'compiled-v2' here.*numerics = 'eager'"
@@ -62,7 +62,9 @@ def test_a_store_of_another_class_is_refused_by_name_before_training(tmp_path: P
 
 
 @pytest.mark.ci
-def test_no_remedy_names_a_numerics_class_that_this_version_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_store_does_not_suggest_a_numerics_class_that_no_longer_exists(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     journal = MemoryJournal()
     with monkeypatch.context() as before:
         before.setattr(StackedBackend, "numerics", "stacked-v2")

@@ -16,7 +16,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.c
 
 @pytest.mark.ci
 @pytest.mark.parametrize("kind", ODD)
-def test_an_odd_program_continues_exactly_as_it_is(kind: type[Tiny]) -> None:
+def test_an_unusual_program_forks_exactly_when_trained_eagerly(kind: type[Tiny]) -> None:
     forks_exactly(by("eager", kind))
 
 
@@ -24,13 +24,13 @@ def test_an_odd_program_continues_exactly_as_it_is(kind: type[Tiny]) -> None:
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.ci
-def test_an_odd_program_continues_exactly_compiled(kind: type[Tiny]) -> None:
+def test_an_unusual_program_forks_exactly_when_compiled(kind: type[Tiny]) -> None:
     forks_exactly(by("compiled", kind))
 
 
 @pytest.mark.ci
 @needs_compiler
-def test_a_program_that_is_not_compiled_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_program_that_cannot_be_compiled_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "hpstage"):
         trainable = advance(fresh(by("compiled", Printing)()), 0, 6)
     [warning] = [record.getMessage() for record in caplog.records if "without compiling" in record.getMessage()]

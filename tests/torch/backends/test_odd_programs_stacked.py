@@ -177,24 +177,24 @@ def with_others(kind: type[Tiny]) -> list[StackedLoop]:
 
 @pytest.mark.one_in(7)
 @pytest.mark.parametrize("kind", TRAINED)
-def test_an_odd_program_continues_exactly_stacked(kind: type[Tiny]) -> None:
+def test_an_unusual_program_forks_exactly_when_stacked(kind: type[Tiny]) -> None:
     forks_exactly(by("stacked", kind))
 
 
 @pytest.mark.one_in(7)
 @pytest.mark.parametrize("kind", TRAINED)
-def test_an_odd_program_trains_the_same_with_and_without_others(kind: type[Tiny]) -> None:
+def test_an_unusual_program_has_the_same_bits_with_and_without_siblings(kind: type[Tiny]) -> None:
     for id, slot in enumerate(with_others(kind)):
         assert outcome(slot) == outcome(alone(kind, id))
 
 
 @pytest.mark.parametrize("kind", [SideEffects, Recurrent, NoFormula, SparseEmbedding])
-def test_what_is_not_stacked_has_the_metrics_of_eager_training(kind: type[Tiny]) -> None:
+def test_a_program_that_cannot_be_stacked_has_the_metrics_of_eager_training(kind: type[Tiny]) -> None:
     """What was recorded in vain has left nothing behind."""
     assert alone(kind, 0).evaluate() == alone(kind, 0, "eager").evaluate()
 
 
-def test_siblings_of_one_that_cannot_be_stacked_stay_together() -> None:
+def test_other_siblings_remain_stacked_if_one_sibling_cannot_be_stacked() -> None:
     loop = StackedLoop(by("stacked", SomeLook)())
     for id, slot in enumerate(loop.members()):
         slot.setup(hp_of(id, 0))
@@ -205,14 +205,14 @@ def test_siblings_of_one_that_cannot_be_stacked_stay_together() -> None:
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_siblings_would_share_is_refused(kind: type[Tiny]) -> None:
+def test_an_object_that_siblings_would_share_and_change_is_refused_by_name(kind: type[Tiny]) -> None:
     with pytest.raises(
         UsageError, match=f"{REFUSED[kind]}.*numerics = 'stacked'|numerics = 'stacked'.*{REFUSED[kind]}"
     ):
         alone(kind, 0)
 
 
-def test_a_program_that_is_not_stacked_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_program_that_cannot_be_stacked_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "hpstage"):
         trainable = fresh(by("stacked", Printing)())
         advance(trainable, 0, 3)
@@ -235,7 +235,7 @@ class CatchingAll(Tiny):
         return nn.functional.cross_entropy(out, batch[1])
 
 
-def test_an_error_of_the_recording_that_the_user_catches_is_seen() -> None:
+def test_a_program_that_catches_the_error_of_the_recording_has_the_metrics_of_eager_training() -> None:
     trainable = alone(CatchingAll, 0)
     assert trainable.evaluate() == alone(CatchingAll, 0, "eager").evaluate()
 
@@ -251,7 +251,7 @@ class Factorizing(Tiny):
             return loss * 0.5
 
 
-def test_a_value_dependent_error_that_the_user_catches_is_refused() -> None:
+def test_a_program_that_catches_a_value_dependent_error_of_torch_is_refused() -> None:
     with pytest.raises(UsageError, match="catches an error of torch's, _LinAlgError"):
         alone(Factorizing, 0)
 
@@ -267,7 +267,7 @@ class Reading(Tiny):
         return super().loss(model, batch)
 
 
-def test_a_passing_failure_while_recording_is_not_a_verdict_on_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_is_stacked_after_a_temporary_failure_while_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     trainable: Any = fresh(by("stacked", Reading)(), hp_of(0, 0))
     monkeypatch.setattr(Reading, "there", False)
     with pytest.raises(OSError, match="Stale file handle"):

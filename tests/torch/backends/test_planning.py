@@ -48,7 +48,7 @@ def done_at_once(subject: Sibling) -> set[str]:
 
 
 @pytest.mark.parametrize("fill", [0.0, math.nan, math.inf])
-def test_a_plan_made_where_all_agree_by_chance_is_that_of_other_values(fill: float) -> None:
+def test_weights_that_are_zero_or_not_finite_give_the_stacking_plan_of_ordinary_weights(fill: float) -> None:
     """Of weights that are zero, or no longer numbers, the sums are the same in whatever order."""
     special = Dilated()
     special.fill = fill

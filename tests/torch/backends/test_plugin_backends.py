@@ -84,12 +84,12 @@ def subject(numerics: str) -> Tiny:
     return found
 
 
-def test_a_plugin_that_trains_several_models_has_slots() -> None:
+def test_a_plugin_backend_that_trains_several_models_has_slots() -> None:
     assert slots_in(as_trainable(subject("batched"))) == 2
 
 
 @pytest.mark.ci
-def test_a_search_that_chooses_a_backend_measures_all_that_train_several_models() -> None:
+def test_auto_measures_all_backends_that_train_several_models() -> None:
     found = as_trainable(subject("auto")).measure_backends(hp_at(0), math.inf)
     times = among(found)
     assert times.keys() == {"batched", "stacked"}
@@ -109,7 +109,7 @@ def test_workers_have_slots_only_if_the_chosen_backend_trains_several_models() -
     }
 
 
-def test_chains_of_a_search_are_trained_concurrently_by_a_plugin() -> None:
+def test_a_plugin_backend_trains_chains_of_a_search_concurrently() -> None:
     ours, theirs = (search(numerics, MemoryJournal()) for numerics in ("batched", "stacked"))
     assert any(fact.workers < 1 for fact in ours.journal if isinstance(fact, StateReached))
     assert [trial.value for trial in ours.study.trials] == [trial.value for trial in theirs.study.trials]

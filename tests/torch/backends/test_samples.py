@@ -102,7 +102,9 @@ def values_of(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     st.lists(st.integers(0, len(STEPS) - 1), min_size=1, max_size=6),
     st.integers(0, 2**30),
 )
-def test_what_is_said_to_keep_samples_apart_does(shape: Sequence[int], steps: Sequence[int], seed: int) -> None:
+def test_operations_classified_as_separate_per_sample_do_not_mix_samples(
+    shape: Sequence[int], steps: Sequence[int], seed: int
+) -> None:
     """Numbers of other samples change none of a sample's."""
     generator = torch.Generator().manual_seed(seed)
     batch = values_of(shape, generator)
@@ -247,7 +249,7 @@ def test_a_frozen_prefix_is_computed_once_for_each_sample(name: str, monkeypatch
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_what_mixes_samples_is_computed_for_each_batch(name: str) -> None:
+def test_a_frozen_prefix_that_mixes_samples_is_computed_for_each_batch(name: str) -> None:
     made, found = trained(Epochs(MIXED[name]), [0, 1])
     assert made.computed == 9
     assert found[1] == trained(Epochs(MIXED[name]), [1])[1][0]
@@ -268,7 +270,7 @@ INEXACT: dict[str, Step] = {
 
 @pytest.mark.parametrize("name", INEXACT)
 @pytest.mark.parametrize("width", [11, 32])
-def test_what_kernels_may_round_by_place_is_refused(name: str, width: int) -> None:
+def test_operations_whose_rounding_depends_on_the_position_are_not_separate_per_sample(name: str, width: int) -> None:
     """The last elements of a tensor are computed one by one, others in vectors; columns may be samples."""
     graph: Any = make_fx(INEXACT[name], tracing_mode="fake")(torch.randn(3, width)).graph
     (node,) = (node for node in graph.nodes if node.op == "placeholder")
@@ -278,7 +280,7 @@ def test_what_kernels_may_round_by_place_is_refused(name: str, width: int) -> No
 
 
 @pytest.mark.parametrize(("width", "apart"), [(32, False), (64, True)])
-def test_a_vector_holds_twice_as_many_two_byte_numbers(width: int, apart: bool) -> None:
+def test_two_byte_numbers_need_rows_of_twice_the_width_to_be_separate_per_sample(width: int, apart: bool) -> None:
     x = torch.randn(3, width, dtype=torch.bfloat16)
     graph: Any = make_fx(lambda x: functional.silu(x), tracing_mode="fake")(x).graph
     (node,) = (node for node in graph.nodes if node.op == "placeholder")
@@ -302,7 +304,9 @@ class Short(Epochs):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("trained_too", [False, True])
-def test_a_short_last_batch_has_a_step_of_its_own(trained_too: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_last_batch_does_not_change_the_bits_of_stacked_models(
+    trained_too: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its graph may have the same text."""
     if trained_too:
         monkeypatch.setattr(nn.Module, "requires_grad_", lambda module, requires=True: module)
@@ -320,19 +324,19 @@ class Drawn(Epochs):
         return self.inputs[order], self.labels[order]
 
 
-def test_batches_that_have_a_sample_twice_are_kept_as_they_are() -> None:
+def test_frozen_outputs_of_batches_with_a_repeated_sample_are_cached_by_batch() -> None:
     made, _ = trained(Drawn(), [0])
     assert (made.computed, made.found) == (3, 6)
 
 
-def test_outputs_are_cached_by_batch_if_looking_up_samples_takes_longer_than_computing_them(
+def test_frozen_outputs_are_cached_by_batch_if_sample_lookup_takes_longer_than_computing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(outputs, "_OF_SAMPLE", 60.0)
     assert trained(Epochs(), [0])[0].computed == 9
 
 
-def test_the_cache_holds_samples_or_else_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_without_room_for_all_samples_holds_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches come again in trials of the same seed; of some of the samples only, no batch is whole."""
     monkeypatch.setattr(outputs, "_LEAST", 8 * 6 * 16 * 4)
     monkeypatch.setattr(outputs, "_OF_HOST", 1 << 60)
@@ -367,14 +371,14 @@ def by_others(batch: Tensor) -> Tensor:
     return batch * 3 + (batch[:, 0].sum() > 1.5) * 1e-6
 
 
-def test_samples_whose_bits_depend_on_their_place_or_on_others_are_not_kept() -> None:
+def test_samples_whose_bits_depend_on_their_position_or_on_other_samples_are_not_cached() -> None:
     batch = torch.eye(SAMPLES)
     assert added(store_of(lambda batch: batch * 3), lambda batch: batch * 3, batch)
     assert not added(store_of(by_place), by_place, batch)
     assert not added(store_of(by_others), by_others, batch)
 
 
-def test_equal_samples_do_not_prove_independence() -> None:
+def test_a_batch_of_equal_samples_does_not_prove_that_samples_are_independent() -> None:
     store, batch = store_of(by_place), torch.ones(SAMPLES, 2)
     assert added(store, by_place, batch)
     keys = digests([batch], SAMPLES)
@@ -383,7 +387,7 @@ def test_equal_samples_do_not_prove_independence() -> None:
     assert not added(store, by_place, torch.eye(SAMPLES))
 
 
-def test_a_sample_with_other_bits_than_before_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_whose_bits_differ_from_its_cached_bits_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SampleStore, "_is_exact", lambda *_: True)
     store, batch = store_of(by_place), torch.eye(SAMPLES)
     assert added(store, by_place, batch)

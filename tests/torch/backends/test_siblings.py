@@ -101,7 +101,7 @@ def kept(result: hpstage.Result) -> dict[str, str | None]:
 @pytest.mark.ci_one_in(2)
 @pytest.mark.parametrize("kind", [Siblings, Epochs, Frozen])
 @pytest.mark.parametrize("algorithm", [None, SuccessiveHalving(3, 2), ASHA(3, 2)], ids=repr)
-def test_bits_do_not_depend_on_how_many_are_trained_as_one(kind: type[Siblings], algorithm: Any) -> None:
+def test_bits_of_a_search_do_not_depend_on_how_many_siblings_are_stacked(kind: type[Siblings], algorithm: Any) -> None:
     alone, together = (search(kind(), stacked, algorithm=algorithm) for stacked in (1, 4))
     validate(together.plan)
     ours, theirs = kept(alone), kept(together)
@@ -113,7 +113,7 @@ def test_bits_do_not_depend_on_how_many_are_trained_as_one(kind: type[Siblings],
 
 
 @pytest.mark.ci
-def test_shared_training_equals_unshared_training() -> None:
+def test_a_stacked_search_has_the_same_values_with_and_without_sharing() -> None:
     shared, separate = search(Siblings(), 3), search(Siblings(), 3, sharing=False)
     assert [trial.value for trial in shared.study.trials] == [trial.value for trial in separate.study.trials]
     assert shared.savings.steps_trained < separate.savings.steps_trained
@@ -121,14 +121,14 @@ def test_shared_training_equals_unshared_training() -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("kind", [Siblings, Frozen])
-def test_every_fork_is_verified(kind: type[Siblings]) -> None:
+def test_every_fork_of_a_stacked_search_is_verified(kind: type[Siblings]) -> None:
     """Also while others are in the middle of their chains."""
     result = search(kind(), 3, verify="all")
     assert result.plan.verified and not result.plan.differences
 
 
 @pytest.mark.ci
-def test_a_member_whose_loss_is_not_finite_ends_without_the_others() -> None:
+def test_a_sibling_whose_loss_is_not_finite_is_pruned_and_the_other_siblings_complete() -> None:
     def diverging(trial: optuna.Trial) -> dict[str, Any]:
         return {"lr": [0.05, 1e30, 0.02][trial.number], "batch_size": 5}
 
@@ -141,7 +141,7 @@ def test_a_member_whose_loss_is_not_finite_ends_without_the_others() -> None:
 
 
 @pytest.mark.ci
-def test_a_model_is_given_back(tmp_path: Path) -> None:
+def test_models_of_a_stacked_search_can_be_loaded(tmp_path: Path) -> None:
     trainable = Siblings()
     result = search(trainable, 4, store=tmp_path)
     for trial in result.study.trials[:3]:
@@ -152,7 +152,7 @@ def test_a_model_is_given_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-def test_chains_of_all_slots_were_trained() -> None:
+def test_all_slots_of_a_stacked_search_train_chains() -> None:
     journal = MemoryJournal()
     search(Siblings(), 3, store=journal)
     facts = list(read_facts(journal))
@@ -172,7 +172,7 @@ class Named(Siblings):
 
 
 @pytest.mark.ci
-def test_an_object_with_attributes_is_trained_by_all_slots() -> None:
+def test_a_trainable_with_attributes_has_the_same_values_with_one_slot_or_several() -> None:
     alone, together = (search(Named("it"), stacked, n_trials=4) for stacked in (1, 3))
     assert [trial.value for trial in alone.study.trials] == [trial.value for trial in together.study.trials]
 
@@ -193,7 +193,7 @@ class Words(Siblings):
         return {"loss": sum(weight.double().sum().item() for weight in model.parameters())}
 
 
-def test_an_index_beyond_a_table_is_an_error_of_that_sibling() -> None:
+def test_an_index_outside_an_embedding_fails_only_its_own_trial() -> None:
     def space(trial: optuna.Trial) -> dict[str, Any]:
         return {"lr": [0.01, 0.02, 0.03][trial.number], "beyond": [0, 1, 0][trial.number], "batch_size": 20}
 
@@ -205,7 +205,7 @@ def test_an_index_beyond_a_table_is_an_error_of_that_sibling() -> None:
     assert [trial.values for trial in alone.study.trials] == [trial.values for trial in together.study.trials]
 
 
-def test_data_that_processes_load_are_for_one_at_a_time() -> None:
+def test_a_loader_with_worker_processes_is_refused_if_several_models_are_stacked() -> None:
     class Loaded(Siblings):
         def dataset(self) -> Any:
             return DataLoader(list(zip(X, Y, strict=True)), batch_size=5, num_workers=1)  # type: ignore[arg-type]
@@ -214,7 +214,7 @@ def test_data_that_processes_load_are_for_one_at_a_time() -> None:
         search(Loaded(), 2, lambda trial: {"lr": 0.1}, n_trials=1)
 
 
-def test_a_step_that_nobody_requested_is_not_in_the_next_chain() -> None:
+def test_a_step_trained_for_a_closed_chain_does_not_enter_the_next_chain() -> None:
     """Where a chain is closed after its step was trained with others'."""
     subject = Siblings()
     subject.max_stacked = 2
@@ -232,7 +232,7 @@ def test_a_step_that_nobody_requested_is_not_in_the_next_chain() -> None:
 
 
 @pytest.mark.parametrize("stacked", [0, 2.0, True])
-def test_how_many_are_stacked_is_a_number_of_models(stacked: Any) -> None:
+def test_max_stacked_is_refused_unless_it_is_a_positive_whole_number(stacked: Any) -> None:
     with pytest.raises(UsageError, match="max_stacked is"):
         search(Siblings(), stacked)
 
@@ -293,7 +293,7 @@ def set_up(stacked: int, *sizes: int) -> None:
         first.close()
 
 
-def test_slots_have_the_settings_of_the_process_in_common() -> None:
+def test_slots_that_need_different_settings_of_the_process_are_refused() -> None:
     set_up(2, 5, 5)
     set_up(1, 5, 7)  # one after the other
     with pytest.raises(UsageError, match=r"the setting 'f.* precision.*' of the process from .*eager"):
@@ -317,7 +317,7 @@ class Logging(Siblings):
 
 
 @pytest.mark.ci
-def test_each_sibling_logs_what_it_logs_without_siblings(tmp_path: Path) -> None:
+def test_each_stacked_sibling_logs_the_values_that_it_logs_without_siblings(tmp_path: Path) -> None:
     eager = Logging()
     eager.numerics = "eager"
     # A step of the eager class has other bits, and what it logs is the same but for rounding.
@@ -351,7 +351,7 @@ class Printing(Logging):
 
 
 @pytest.mark.ci
-def test_what_cannot_be_stacked_logs_as_well(tmp_path: Path) -> None:
+def test_a_trainable_that_cannot_be_stacked_logs_a_value_at_each_step(tmp_path: Path) -> None:
     result = search(Printing(), 3, n_trials=2, checkpoints=tmp_path)
     for number in range(2):
         values = result.log(number).values

@@ -132,7 +132,7 @@ def stacked_and_eager(kind: type[Plain], stacked: int, numerics: str) -> Any:
 @pytest.mark.one_in(2)
 @pytest.mark.ci_one_in(2)
 @pytest.mark.ci
-def test_siblings_that_differ_train_as_without_siblings_and_as_eagerly(kind: type[Plain]) -> None:
+def test_siblings_of_different_structure_have_the_bits_of_training_without_siblings(kind: type[Plain]) -> None:
     alone, together = (stacked_and_eager(kind, stacked, "stacked") for stacked in (1, 4))
     ours, theirs = kept(alone), kept(together)
     common = ours.keys() & theirs.keys()
@@ -200,6 +200,8 @@ class SetsGlobals(Plain):
     ("kind", "named"), [(CountingCollate, "self.batches"), (CountingData, "dataset.seen"), (SetsGlobals, "SETTINGS")]
 )
 @pytest.mark.parametrize("stacked", [1, 3])
-def test_what_all_siblings_share_must_not_change(kind: type[Plain], named: str, stacked: int) -> None:
+def test_an_object_that_all_siblings_share_is_refused_if_training_changes_it(
+    kind: type[Plain], named: str, stacked: int
+) -> None:
     with pytest.raises(UsageError, match=f"{named}.*numerics = 'stacked'"):
         search(kind(), stacked, space, n_trials=3)

@@ -71,7 +71,9 @@ companies = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=
 @pytest.mark.parametrize("name", ["Mlp", "Cnn"])
 @given(companies=companies)
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
-def test_bits_do_not_depend_on_companions_slots_joining_and_leaving(name: str, companies: list[list[int]]) -> None:
+def test_bits_of_a_model_do_not_depend_on_stacked_models_that_join_or_leave(
+    name: str, companies: list[list[int]]
+) -> None:
     check_companies(name, companies)
 
 
@@ -79,7 +81,7 @@ def test_bits_do_not_depend_on_companions_slots_joining_and_leaving(name: str, c
 @pytest.mark.parametrize("name", ["Cnn", "TinyGpt"])
 @given(companies=companies, most=st.lists(st.integers(1, 4), min_size=STEPS, max_size=STEPS))
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
-def test_bits_do_not_depend_on_the_programs_that_members_are_divided_into(
+def test_bits_of_a_model_do_not_depend_on_how_stacked_models_are_divided_into_programs(
     name: str, companies: list[list[int]], most: list[int]
 ) -> None:
     check_companies(name, [[0, 1], [0, 1, 2]])  # programs of one, two and three
@@ -112,7 +114,9 @@ class Buffered(Mlp):
 
 
 @pytest.mark.parametrize("way", [[([0, 1, 2], 2), ([0, 1, 2], 1)] * 2, [([0, 1], 2), ([1], None), ([1], None)]])
-def test_buffers_are_aligned_as_for_one_member(way: list[tuple[list[int], int | None]]) -> None:
+def test_buffers_of_stacked_models_are_aligned_like_buffers_of_a_single_model(
+    way: list[tuple[list[int], int | None]],
+) -> None:
     made = builder(Buffered())
     train(Bundle(made), [Trial(Buffered(), id) for id in range(2)])
     trials, bundle = [Trial(Buffered(), id) for id in range(3)], Bundle(made)
@@ -127,7 +131,7 @@ def test_buffers_are_aligned_as_for_one_member(way: list[tuple[list[int], int | 
     assert trials[1].state() == other.state()
 
 
-def test_a_smaller_program_is_built_though_there_is_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_for_two_models_is_built_although_there_is_one_for_four(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worth, "_PAID", 0.0)
     trials, bundle = [Trial(Mlp(), id) for id in range(4)], Bundle(builder(Mlp()))
     train(bundle, trials)
@@ -136,7 +140,7 @@ def test_a_smaller_program_is_built_though_there_is_a_larger_one(monkeypatch: py
     assert bundle.widths == [2, 2, 2, 2]
 
 
-def test_a_program_that_would_have_other_bits_is_not_built_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stacked_program_that_changes_bits_is_not_built_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worth, "_PAID", 0.0)
     checked: list[int] = []
 
@@ -154,7 +158,7 @@ def test_a_program_that_would_have_other_bits_is_not_built_again(monkeypatch: py
     assert trials[1].state() == alone("Mlp", 1)[STEPS]
 
 
-def test_where_a_later_program_fails_nothing_has_been_trained() -> None:
+def test_a_step_trains_no_stacked_model_if_one_of_its_programs_fails() -> None:
     trials, bundle = [Trial(Mlp(), id) for id in range(3)], Bundle(shared("Mlp"))
     check_companies("Mlp", [[0, 1]])
     train(bundle, trials[:2], 2)
@@ -179,13 +183,15 @@ def test_where_a_later_program_fails_nothing_has_been_trained() -> None:
 @pytest.mark.parametrize("name", KINDS)
 @given(companies=companies)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_bits_do_not_depend_on_companions_whatever_the_optimizer(name: str, companies: list[list[int]]) -> None:
+def test_bits_of_a_model_do_not_depend_on_stacked_models_for_any_optimizer(
+    name: str, companies: list[list[int]]
+) -> None:
     check_companies(name, companies)
 
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.ci
-def test_one_member_trains_as_one_of_five_and_as_one_of_two(name: str) -> None:
+def test_a_model_keeps_its_bits_when_a_stack_shrinks_from_five_models_to_two(name: str) -> None:
     check_companies(name, [[4, 0, 2, 1, 3], [2, 0]])
 
 
@@ -194,12 +200,12 @@ def test_one_member_trains_as_one_of_five_and_as_one_of_two(name: str) -> None:
 @pytest.mark.parametrize("name", ["Mlp", "Cnn", "TinyGpt"])
 @pytest.mark.parametrize("members", range(1, 25))
 @pytest.mark.ci_one_in(2)
-def test_bits_do_not_depend_on_the_number_of_members(name: str, members: int) -> None:
+def test_bits_of_a_model_do_not_depend_on_the_number_of_stacked_models(name: str, members: int) -> None:
     check_companies(name, [list(range(members))])
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_step_is_that_of_update(name: str) -> None:
+def test_a_stacked_step_equals_an_eager_update_up_to_rounding(name: str) -> None:
     """Up to rounding, which is that of this code."""
     stacked, eager = Trial(KINDS[name](), 1), Trial(KINDS[name](), 1)
     bundle = Bundle(shared(name))
@@ -215,7 +221,7 @@ def test_a_step_is_that_of_update(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_an_eager_trial_continues_stacked_and_a_stacked_one_eagerly(name: str) -> None:
+def test_a_trial_that_switches_between_eager_and_stacked_steps_has_eager_losses(name: str) -> None:
     trial, eager = Trial(KINDS[name](), 1), Trial(KINDS[name](), 1)
     bundle = Bundle(shared(name))
     train_eagerly(trial)
@@ -228,7 +234,7 @@ def test_an_eager_trial_continues_stacked_and_a_stacked_one_eagerly(name: str) -
 
 
 @pytest.mark.parametrize("name", ["Mlp", "TinyGpt"])
-def test_values_that_change_at_every_step_trace_and_build_nothing(name: str) -> None:
+def test_hyperparameters_that_change_at_every_step_cause_no_new_trace_or_program(name: str) -> None:
     made: Builder = builder(KINDS[name]())
     bundle = Bundle(made)
     trials = [Trial(KINDS[name](), id) for id in range(3)]
@@ -259,7 +265,7 @@ class Configured(Mlp):
         return super().loss(model, batch) * model.settings.slope
 
 
-def test_models_whose_own_objects_have_equal_attributes_are_traced_once() -> None:
+def test_models_whose_configuration_objects_are_equal_are_traced_once() -> None:
     subject = Configured()
     made, trials = builder(subject), [Trial(subject, id) for id in range(3)]
     train(Bundle(made), trials)

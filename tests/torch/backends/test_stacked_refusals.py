@@ -121,7 +121,7 @@ def selecting(self: Any, model: nn.Module, optimizer: Any, batch: Any) -> Any:
         (selecting, "needs Python|has a shape"),
     ],
 )
-def test_an_update_that_a_recording_would_not_repeat_is_refused(how: Any, named: str) -> None:
+def test_an_update_that_a_recording_cannot_repeat_is_refused_without_side_effects(how: Any, named: str) -> None:
     subject = Changed(how)
     trial = Trial(subject, 0)
     before = trial.state()
@@ -163,7 +163,7 @@ class BiasBeforeNormalization(Mlp):
 
 
 @pytest.mark.parametrize("width", [4, 8, 12, 20])
-def test_a_gradient_that_is_only_rounding_is_not_a_reason_to_refuse(width: int) -> None:
+def test_a_gradient_that_is_only_rounding_does_not_prevent_stacking(width: int) -> None:
     subject = BiasBeforeNormalization(width)
     train(Bundle(builder(subject)), [Trial(subject, 0), Trial(subject, 1)])
 
@@ -226,7 +226,7 @@ class Various(Mlp):
     which = 0
 
 
-def test_members_whose_models_differ_are_not_stacked() -> None:
+def test_trials_whose_models_differ_are_not_stacked() -> None:
     subject = Various()
     first = Trial(subject, 0)
     subject.which = 1
@@ -251,7 +251,7 @@ class Projected(Sibling):
         return nn.functional.cross_entropy(model(batch[0].flatten(1) * model.projection), batch[1])
 
 
-def test_models_that_hold_different_tensors_are_not_stacked_and_equal_ones_are() -> None:
+def test_models_are_stacked_only_if_their_unregistered_tensors_are_equal() -> None:
     subject = Projected()
     with pytest.raises(NotStackable, match="models"):
         train(Bundle(builder(subject)), [Trial(subject, 0), Trial(subject, 1)])
@@ -264,7 +264,7 @@ def test_models_that_hold_different_tensors_are_not_stacked_and_equal_ones_are()
         train(bundle, trials)
 
 
-def test_batches_of_different_shapes_are_refused_and_all_take_the_next_shape_together() -> None:
+def test_stacked_models_take_a_new_batch_shape_only_together() -> None:
     subject = Mlp()
     bundle = Bundle(builder(subject))
     trials = [Trial(subject, 0), Trial(subject, 1)]
@@ -282,7 +282,7 @@ class Branching(Mlp):
         return super().loss(model, batch) * (2 if self.hp["layers"] > 3 else 1)
 
 
-def test_whole_numbers_that_a_step_reads_must_agree() -> None:
+def test_trials_are_not_stacked_if_a_step_reads_integer_hyperparameters_that_differ() -> None:
     subject = Branching()
     trials = [Trial(subject, 0), Trial(subject, 1)]
     bundle = Bundle(builder(subject))
@@ -292,7 +292,7 @@ def test_whole_numbers_that_a_step_reads_must_agree() -> None:
         bundle.step(batches, [hp_of(0, 1), {**hp_of(1, 1), "layers": 4}])
 
 
-def test_a_momentum_that_becomes_zero_is_another_formula() -> None:
+def test_a_stacked_step_is_refused_if_the_momentum_becomes_zero() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     bundle = Bundle(builder(Mlp()))

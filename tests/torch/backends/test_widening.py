@@ -63,7 +63,7 @@ def trials_of(kind: type[Siblings], stacked: int, journal: MemoryJournal, n_tria
 
 @pytest.mark.ci
 @pytest.mark.parametrize("kind", [Siblings, pytest.param(Images, marks=pytest.mark.ci)])
-def test_values_do_not_depend_on_the_number_that_is_learnt_in_training(
+def test_values_do_not_depend_on_how_many_models_the_search_decides_to_stack(
     kind: type[Siblings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worth, "_PAID", 0.0)  # so few steps are worth no further program
@@ -74,7 +74,7 @@ def test_values_do_not_depend_on_the_number_that_is_learnt_in_training(
 
 
 @pytest.mark.ci
-def test_siblings_that_fail_next_to_an_eager_model_are_not_considered(
+def test_auto_does_not_consider_stacking_if_several_models_exceed_the_memory(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*args: object) -> Any:
@@ -90,7 +90,7 @@ def test_siblings_that_fail_next_to_an_eager_model_are_not_considered(
 
 @pytest.mark.ci
 @pytest.mark.parametrize("numerics", ["stacked", "auto"])
-def test_measuring_leaves_no_trace_in_training(numerics: str) -> None:
+def test_measuring_stacked_training_does_not_change_training(numerics: str) -> None:
     def trained(measure: bool) -> str:
         subject = Siblings()
         subject.numerics, subject.max_stacked = "auto", 2
@@ -131,7 +131,9 @@ LOSES = {"stacked, 1 at a time": 1.1, "stacked, 2 at a time": 2.3, "stacked begi
     ("found", "numerics", "slots"),
     [(PAYS, "stacked", 2), (FASTER, "stacked", 2), (LOSES, "eager", 1), ({}, "eager", 1)],
 )
-def test_auto_trains_siblings_as_one_where_that_pays(found: dict[str, float], numerics: str, slots: int) -> None:
+def test_auto_stacks_siblings_only_if_that_is_faster_than_eager_training(
+    found: dict[str, float], numerics: str, slots: int
+) -> None:
     journal = MemoryJournal()
     search("auto", journal, Measured(**EAGER, **found))
     assert read_header(journal).described[NUMERICS].startswith(numerics)
@@ -142,7 +144,7 @@ def test_auto_trains_siblings_as_one_where_that_pays(found: dict[str, float], nu
 
 @pytest.mark.parametrize(("found", "numerics"), [(PAYS, "eager"), (FASTER, "stacked")])
 @pytest.mark.parametrize("n_trials", [8, None])
-def test_with_few_concurrent_trials_the_time_of_a_single_models_step_decides(
+def test_auto_compares_steps_of_a_single_model_if_few_trials_run_concurrently(
     n_trials: int | None, found: dict[str, float], numerics: str
 ) -> None:
     journal = MemoryJournal()

@@ -36,7 +36,7 @@ class Steps:
                 self.training += self.cost(part[0])
 
 
-def test_a_program_for_all_members_is_built_where_it_pays() -> None:
+def test_a_program_for_all_models_is_built_only_after_enough_steps() -> None:
     steps = Steps(lambda width: 0.001 * (1 + 0.2 * width))
     steps.train(8, 20)
     assert not steps.programs
@@ -55,7 +55,7 @@ def test_a_stacked_program_that_gains_nothing_is_built_only_once() -> None:
     assert steps.programs == [(2, NONE)]
 
 
-def test_other_numbers_of_members_are_divided_into_powers_of_two() -> None:
+def test_models_without_a_program_of_their_number_are_divided_into_powers_of_two() -> None:
     steps = Steps(lambda width: 0.001 * (1 + 0.5 * width))
     steps.train(4, 3000)
     steps.train(2, 3000)
@@ -64,7 +64,7 @@ def test_other_numbers_of_members_are_divided_into_powers_of_two() -> None:
     assert [width for width, _ in steps.worth.division((7, NONE), 3)] == [2, 2, 2, 1]
 
 
-def test_a_program_for_shared_tensors_is_used_for_members_that_share_them() -> None:
+def test_a_program_for_shared_tensors_is_used_for_models_that_share_them() -> None:
     steps = Steps(lambda width: 0.001 * (1 + 0.5 * width))
     steps.worth.built((4, NONE), 0.4)
     steps.worth.built((4, BATCH), 0.4)
@@ -79,7 +79,7 @@ def test_a_program_for_shared_tensors_is_used_for_members_that_share_them() -> N
     build=st.floats(0.01, 1.0),
     widths=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 60), st.booleans()), max_size=12),
 )
-def test_building_takes_no_more_than_a_part_of_what_training_takes(
+def test_building_programs_takes_at_most_a_fixed_multiple_of_the_training_time(
     each: float, fixed: float, build: float, widths: list[tuple[int, int, bool]]
 ) -> None:
     """Whatever is trained: before a program is built, steps have taken at least what it is taken to save of them."""
@@ -95,7 +95,7 @@ def test_building_takes_no_more_than_a_part_of_what_training_takes(
 
 
 @pytest.mark.parametrize("width", [2, 3, 8])
-def test_a_step_that_never_ran_decides_nothing(width: int) -> None:
+def test_no_program_is_built_before_a_step_has_run(width: int) -> None:
     worth = Worth(lambda shared: 0.0)
     worth.built(ALONE, 0.0)
     assert worth.pays((width, NONE), width) == []
