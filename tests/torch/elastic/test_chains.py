@@ -70,7 +70,7 @@ def expected(step: int, case: str = "cnn") -> str:
 
 
 @pytest.mark.ci
-def test_the_leader_reports_for_all_and_the_others_continue_from_its_last_kept_state(followers: Followers) -> None:
+def test_the_leader_reports_for_its_gang_and_followers_continue_from_its_last_checkpoint(followers: Followers) -> None:
     leader = runner(followers)
     run(followers, leader, chain(0, 2))
     reports, answers = run(followers, leader, chain(2, 4, 6, workers=2))
@@ -94,7 +94,7 @@ def test_the_leader_reports_for_all_and_the_others_continue_from_its_last_kept_s
 
 
 @pytest.mark.slow
-def test_a_chain_that_loses_a_worker_is_lost_and_ends_from_its_last_kept_state_with_the_same_bits(
+def test_a_chain_that_loses_a_worker_resumes_exactly_from_its_last_checkpoint(
     followers: Followers,
 ) -> None:
     case = "adam"
@@ -122,7 +122,9 @@ def test_a_chain_that_loses_a_worker_is_lost_and_ends_from_its_last_kept_state_w
     assert digest(followers.store.load(key(7, case))) == expected(7, case)
 
 
-def test_a_gang_that_does_not_meet_trains_nothing(followers: Followers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chain_trains_nothing_if_its_gang_does_not_meet(
+    followers: Followers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gang, "GATHER_SECONDS", 0.2)
     reports = list(runner(followers).run(chain(0, 2, workers=2), Control()))
     assert isinstance(reports[0], Gathering)
@@ -163,7 +165,7 @@ def test_a_chain_that_is_closed_leaves_its_gang(followers: Followers) -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("fault", ["a node of a follower", "an infinite loss", "one that ends training"])
-def test_what_a_follower_raises_ends_the_chain_as_the_leaders_own(followers: Followers, fault: str) -> None:
+def test_an_error_of_a_follower_ends_the_chain_like_an_error_of_the_leader(followers: Followers, fault: str) -> None:
     def outcome(workers: int) -> list[str]:
         leader = runner(followers, fault)
         run(followers, leader, chain(0, 1, case=fault), fault)

@@ -55,7 +55,7 @@ def in_gangs(followers: Followers, case: str, plan: list[tuple[int, int]]) -> st
     return digest(trainable.state_dict())
 
 
-def test_executors_are_recognised_by_their_methods() -> None:
+def test_a_trainable_with_virtual_nodes_is_elastic_and_not_stackable() -> None:
     assert isinstance(as_trainable(Nodes()), Elastic)
     assert not isinstance(as_trainable(Nodes()), Bundling)
 
@@ -71,7 +71,7 @@ def test_a_gang_that_is_widened_and_narrowed_again_gives_the_bits_of_one_worker(
 @pytest.mark.ci
 @pytest.mark.parametrize("case", ["cnn", "bag"])
 @pytest.mark.parametrize("which", ["own", "others"])
-def test_what_cannot_be_read_from_memory_is_sent(
+def test_a_gang_without_shared_memory_gives_the_bits_of_one_worker(
     followers: Followers, case: str, which: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory that is the leader's, or that of others, is not shared."""
@@ -88,14 +88,14 @@ def test_what_cannot_be_read_from_memory_is_sent(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["cnn", "bag"])
-def test_as_many_processes_as_nodes_give_the_bits_of_one(followers: Followers, case: str) -> None:
+def test_one_process_per_virtual_node_gives_the_bits_of_one_worker(followers: Followers, case: str) -> None:
     assert in_gangs(followers, case, [(4, STEPS)]) == alone(case)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("case", CASES)
-def test_bits_never_depend_on_how_many_processes_trained(followers: Followers, case: str, seed: int) -> None:
+def test_bits_do_not_depend_on_how_the_size_of_a_gang_changes(followers: Followers, case: str, seed: int) -> None:
     assert in_gangs(followers, case, widths(seed)) == alone(case)
 
 
@@ -106,7 +106,7 @@ def error_of(trainable: Any) -> Exception:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_a_node_raises_is_raised_as_without_a_gang(followers: Followers, fault: str) -> None:
+def test_an_error_of_a_virtual_node_is_raised_as_without_a_gang(followers: Followers, fault: str) -> None:
     single, trainable = trained(fault, stop=1), trained(fault, stop=1)
     expected = error_of(single)
     with followers.gang(fault, trainable, 1, 2) as others:
@@ -124,7 +124,7 @@ def test_what_a_node_raises_is_raised_as_without_a_gang(followers: Followers, fa
 
 
 @pytest.mark.parametrize("whose", COUNTERS)
-def test_what_any_node_changes_besides_is_refused_by_the_leader(followers: Followers, whose: str) -> None:
+def test_the_leader_refuses_attributes_that_any_virtual_node_changes(followers: Followers, whose: str) -> None:
     trainable = trained(whose, stop=0)
     with followers.gang(whose, trainable, 0, 2) as others:
         trained(whose, 0, 1, trainable)
@@ -136,9 +136,7 @@ def test_what_any_node_changes_besides_is_refused_by_the_leader(followers: Follo
 
 @pytest.mark.ci
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_follower_that_is_killed_is_missed_and_the_rest_continues_from_a_kept_state(
-    followers: Followers, size: int
-) -> None:
+def test_a_gang_that_lost_a_follower_continues_exactly_from_a_checkpoint(followers: Followers, size: int) -> None:
     trainable = trained("cnn", stop=3)
     with followers.gang("cnn", trainable, 3, size) as others:
         trained("cnn", 3, 5, trainable)
@@ -167,7 +165,7 @@ def test_followers_of_a_killed_leader_become_free(followers: Followers) -> None:
     assert other.answer()["error"] == "GangLost"
 
 
-def test_a_gang_that_does_not_meet_is_named_and_its_leader_continues_without_it() -> None:
+def test_a_gang_that_does_not_meet_is_reported_and_its_leader_trains_without_it() -> None:
     trainable = trained("cnn", stop=2)
     address = trainable.open_gang("127.0.0.1")
     with pytest.raises(GangApart) as apart:
@@ -179,7 +177,7 @@ def test_a_gang_that_does_not_meet_is_named_and_its_leader_continues_without_it(
     assert digest(trained("cnn", 2, STEPS, trainable).state_dict()) == alone("cnn")
 
 
-def test_a_leader_that_cannot_be_reached_is_named() -> None:
+def test_the_error_for_an_unreachable_leader_names_its_address() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens
         port = taken.getsockname()[1]
@@ -195,12 +193,12 @@ def test_followers_do_not_wait_for_a_leader_that_cancelled_its_gang() -> None:
         trained("cnn", stop=1).follow(address, 1, 2, TIMEOUT)
 
 
-def test_an_interface_that_is_not_there_is_named() -> None:
+def test_the_error_for_a_missing_network_interface_names_its_address() -> None:
     with pytest.raises(GangApart, match=r"cannot listen on 192\.0\.2\.1 for a gang"):
         trained("cnn", stop=1).open_gang("192.0.2.1")
 
 
-def test_processes_in_different_states_train_nothing_together(followers: Followers) -> None:
+def test_a_gang_is_refused_if_its_processes_are_in_different_states(followers: Followers) -> None:
     trainable = trained("cnn", stop=2)
     key = StateKey("another")
     followers.store.save(key, trained("cnn", stop=1).state_dict(), step=1, parent=None)
@@ -213,14 +211,14 @@ def test_processes_in_different_states_train_nothing_together(followers: Followe
 
 
 @pytest.mark.parametrize("size", [3, 8])
-def test_a_gang_that_cannot_share_the_nodes_is_refused(size: int) -> None:
+def test_a_gang_whose_size_is_no_power_of_two_or_exceeds_the_virtual_nodes_is_refused(size: int) -> None:
     trainable = trained("cnn", stop=1)
     trainable.open_gang("127.0.0.1")
     with pytest.raises(UsageError, match=f"a gang of {size} cannot train 4 virtual nodes"):
         trainable.lead(size, TIMEOUT)
 
 
-def test_seconds_of_one_process_are_estimated(followers: Followers) -> None:
+def test_the_seconds_that_one_process_would_need_are_estimated_with_and_without_a_gang(followers: Followers) -> None:
     trainable = trained("cnn", stop=2)
     assert trainable.shared_seconds() > 0
     assert trainable.shared_seconds() == 0
@@ -231,12 +229,12 @@ def test_seconds_of_one_process_are_estimated(followers: Followers) -> None:
         followers.first(1)[0].answer()
 
 
-def test_all_cases_are_known_to_followers() -> None:
+def test_followers_know_all_cases_of_these_tests() -> None:
     assert ALL.keys() == CASES.keys() | FAULTS.keys() | COUNTERS.keys() | LOGGING.keys()
 
 
 @pytest.mark.ci
-def test_what_is_logged_does_not_depend_on_how_many_processes_trained(followers: Followers) -> None:
+def test_logs_do_not_depend_on_the_number_of_processes_in_a_gang(followers: Followers) -> None:
     def logged(size: int) -> StageLog | None:
         trainable, recorder = trained("logging", stop=2), Recorder(2)
         with followers.gang("logging", trainable, 2, size) if size > 1 else nullcontext([]) as others:

@@ -33,7 +33,7 @@ def in_group(size: int, do: Callable[[Group], T], timeout: float = 60.0) -> list
 
 
 @pytest.mark.ci
-def test_members_of_a_gang_wait_longer_for_each_other_than_the_timeout_to_meet() -> None:
+def test_processes_of_a_gang_that_have_met_wait_longer_than_the_timeout_to_meet() -> None:
     def exchanged(group: Group) -> list[bytes]:
         if group.rank == 0:
             time.sleep(3.0)  # it evaluates, or writes a state
@@ -43,7 +43,7 @@ def test_members_of_a_gang_wait_longer_for_each_other_than_the_timeout_to_meet()
     assert in_group(2, exchanged, timeout=1.0) == [[b"0", b"1"]] * 2
 
 
-def test_members_exchange_messages_of_any_length_with_all_and_in_pairs() -> None:
+def test_processes_of_a_gang_exchange_messages_of_any_length_with_all_and_in_pairs() -> None:
     def swapped(group: Group) -> list[bool]:
         found = []
         for turn in range(12):

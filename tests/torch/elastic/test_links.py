@@ -61,7 +61,7 @@ def forms(meeting: Meeting) -> None:
         assert list(threads.map(one, range(2))) == [[b"0", b"1"]] * 2
 
 
-def test_connections_of_strangers_are_closed_and_the_gang_meets(stack: ExitStack, tmp_path: Path) -> None:
+def test_unauthenticated_connections_are_closed_and_the_gang_meets(stack: ExitStack, tmp_path: Path) -> None:
     meeting = Meeting.open("127.0.0.1")
     key = bytes.fromhex(meeting.address.partition("/")[2])
     messages = [
@@ -85,7 +85,7 @@ def test_connections_of_strangers_are_closed_and_the_gang_meets(stack: ExitStack
     assert not (tmp_path / "injected").exists()
 
 
-def test_silent_connections_keep_no_member_out(stack: ExitStack) -> None:
+def test_silent_connections_do_not_prevent_a_gang_from_meeting(stack: ExitStack) -> None:
     meeting = Meeting.open("127.0.0.1")
     for _ in range(100):
         connected(stack, meeting)
@@ -93,7 +93,7 @@ def test_silent_connections_keep_no_member_out(stack: ExitStack) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"\0" * (_SIGNATURE + 4), b"\xff" * (1 << 21), b""])
-def test_a_false_leader_is_not_followed(answer: bytes) -> None:
+def test_a_follower_refuses_a_leader_with_a_false_signature(answer: bytes) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server, ThreadPoolExecutor(1) as threads:
 
         def lie() -> None:
@@ -112,7 +112,7 @@ def test_a_false_leader_is_not_followed(answer: bytes) -> None:
         lying.result(60)
 
 
-def test_a_process_that_is_gone_before_the_first_step_leaves_its_gang_apart() -> None:
+def test_a_gang_does_not_form_if_a_process_dies_before_the_first_step() -> None:
     with closing(Meeting.open("127.0.0.1")) as meeting, ThreadPoolExecutor(1) as threads:
 
         def die() -> None:
@@ -148,19 +148,19 @@ class Rich(Exception):
 @pytest.mark.parametrize(
     "error", [ValueError("x"), KeyError("x"), StopIteration(), OSError(2, "no file"), Plain(1, "a")]
 )
-def test_an_exception_of_plain_values_arrives_as_it_was(error: Exception) -> None:
+def test_an_exception_with_plain_arguments_arrives_with_its_type_and_arguments(error: Exception) -> None:
     found = decode_failure(encode_failure(error, 3))
     assert (type(found), str(found), found.args) == (type(error), str(error), error.args)
     assert "virtual node 3" in found.__notes__[0]
 
 
 @pytest.mark.parametrize("error", [Rich(7), ValueError(b"bytes"), ValueError(Plain())])
-def test_other_exceptions_arrive_as_text(error: Exception) -> None:
+def test_an_exception_that_cannot_be_rebuilt_arrives_as_text(error: Exception) -> None:
     found = decode_failure(encode_failure(error, 3))
     assert type(found) is TrainingError
     assert str(found) == f"{type(error).__name__}: {error}"
 
 
-def test_nothing_of_a_gang_is_unpickled() -> None:
+def test_modules_of_a_gang_do_not_import_pickle() -> None:
     for module in (encoding, gang, group, links):
         assert not {"pickle", "torch.load"} & vars(module).keys()

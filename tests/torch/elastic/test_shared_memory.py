@@ -26,7 +26,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.ci
-def test_a_process_reads_what_another_one_has_written_as_both_grow() -> None:
+def test_a_process_reads_memory_that_another_process_writes_and_enlarges() -> None:
     drawn = random.Random(0)
     command = [sys.executable, "-c", WRITER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
@@ -42,7 +42,7 @@ def test_a_process_reads_what_another_one_has_written_as_both_grow() -> None:
         writer.stdin.close()
 
 
-def test_memory_of_another_process_with_the_same_number_is_not_read() -> None:
+def test_shared_memory_with_another_signature_is_not_read() -> None:
     memory, other = Memory(), Memory()
     signature = json.loads(memory.sign())
     other.sign()
@@ -54,7 +54,7 @@ def test_memory_of_another_process_with_the_same_number_is_not_read() -> None:
         assert not Reader(json.dumps([signature[0], empty.fileno(), signature[2]])).can_read()
 
 
-def test_memory_is_closed_with_its_owner_and_read_by_those_that_have_it() -> None:
+def test_shared_memory_closed_by_its_owner_stays_readable_in_a_process_that_has_read_it() -> None:
     memory = Memory()
     reader = Reader(memory.sign())
     found = reader.read(memory.fd, memory.serial, 16)

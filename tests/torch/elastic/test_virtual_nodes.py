@@ -49,7 +49,7 @@ class Normed(Nodes):
 
 
 @pytest.mark.parametrize("nodes", [2, 8])
-def test_virtual_nodes_train_what_the_batch_trains(nodes: int) -> None:
+def test_virtual_nodes_give_the_weights_of_whole_batches_up_to_rounding(nodes: int) -> None:
     whole, cut_up = Plain(), PlainNodes()
     cut_up.virtual_nodes = nodes
     states = []
@@ -61,7 +61,7 @@ def test_virtual_nodes_train_what_the_batch_trains(nodes: int) -> None:
         torch.testing.assert_close(states[1]["model"][name], value)
 
 
-def test_a_step_counts_once_and_buffers_are_the_mean_of_what_nodes_have_seen() -> None:
+def test_batch_norm_counts_a_step_once_and_averages_its_statistics_over_virtual_nodes() -> None:
     trainable: Any = as_trainable(Normed())
     trainable.setup(hp_at(0))
     norm = trained("", stop=1, trainable=trainable).hand_over()["model"][0]
@@ -71,14 +71,14 @@ def test_a_step_counts_once_and_buffers_are_the_mean_of_what_nodes_have_seen() -
     torch.testing.assert_close(norm.running_var, 0.9 + 0.1 * parts.var(1).mean(0, keepdim=True))
 
 
-def test_buffers_that_cannot_be_averaged_stay_as_they_are() -> None:
+def test_buffers_whose_mean_would_overflow_keep_their_values_under_virtual_nodes() -> None:
     model = trained("experts").hand_over()["model"]
     assert model.mask.tolist() == [0.0, float("-inf"), torch.finfo(torch.float32).max]
     assert not torch.equal(model.usual, torch.zeros(3))
     assert model.unused.weight.grad is None
 
 
-def test_each_node_has_random_numbers_of_its_own_at_each_step() -> None:
+def test_each_virtual_node_draws_different_random_numbers_at_each_step() -> None:
     drawn = []
 
     class Drawing(Nodes):
@@ -269,19 +269,19 @@ REFUSED: dict[str, tuple[Callable[[], Nodes], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.ci_one_in(2)
-def test_batches_that_virtual_nodes_cannot_share_are_refused_before_training(name: str) -> None:
+def test_trainables_that_virtual_nodes_cannot_train_are_refused_with_the_reason(name: str) -> None:
     make, match = REFUSED[name]
     with pytest.raises(UsageError, match=match):
         search(make())
 
 
-def test_a_batch_that_becomes_indivisible_is_refused() -> None:
+def test_a_batch_size_that_becomes_indivisible_by_the_virtual_nodes_is_refused() -> None:
     trainable = trained("cnn", stop=2)
     with pytest.raises(UsageError, match="the batch size is 10, and 4 virtual nodes"):
         trainable.train(2, hp_at(2) | {"batch_size": 10})
 
 
-def test_a_short_batch_of_a_stream_is_refused() -> None:
+def test_a_short_batch_of_a_stream_is_refused_under_virtual_nodes() -> None:
     trainable: Any = as_trainable(Streaming())
     trainable.setup(hp_at(0))
     trained("", stop=2, trainable=trainable)
@@ -289,7 +289,7 @@ def test_a_short_batch_of_a_stream_is_refused() -> None:
         trainable.train(2, hp_at(2))
 
 
-def test_a_refused_state_is_refused_every_time() -> None:
+def test_a_state_with_attributes_that_virtual_nodes_have_changed_is_refused_every_time() -> None:
     trainable: Any = as_trainable(Listing())
     trainable.setup(hp_at(0))
     trainable.state_dict()
@@ -307,7 +307,7 @@ class Pair(NamedTuple):
     y: Any
 
 
-def test_containers_of_tensors_are_split_with_them() -> None:
+def test_nested_batches_are_split_among_virtual_nodes() -> None:
     x = torch.arange(8).view(4, 2)
     batch = {"pair": Pair(x, None), "list": [x[:, 0], ("a", "b", "c", "d")]}
     first, second = cut(batch, 2)
@@ -326,12 +326,12 @@ def test_containers_of_tensors_are_split_with_them() -> None:
         ([1, 2], "holds no tensor"),
     ],
 )
-def test_batches_that_cannot_be_split_are_named(batch: Any, match: str) -> None:
+def test_batches_that_virtual_nodes_cannot_split_are_refused_with_the_reason(batch: Any, match: str) -> None:
     with pytest.raises(UsageError, match=match):
         cut(batch, 4)
 
 
-def test_the_first_dimension_is_that_of_the_samples_where_their_number_is_known() -> None:
+def test_a_tensor_whose_first_dimension_is_not_the_number_of_samples_is_refused() -> None:
     with pytest.raises(UsageError, match=r"batch is a tensor of shape \(4, 8\) in a batch of 8 samples"):
         cut(torch.zeros(4, 8), 4, 8)
 
@@ -347,7 +347,7 @@ def tree(shares: Sequence[Share]) -> Share:
     return grown.root()
 
 
-def test_a_tree_of_subtrees_is_the_tree() -> None:
+def test_sums_over_virtual_nodes_have_the_same_bits_however_the_nodes_are_grouped() -> None:
     generator = torch.Generator().manual_seed(0)
 
     def leaves() -> list[Share]:
@@ -378,7 +378,7 @@ def test_a_tree_of_subtrees_is_the_tree() -> None:
         assert torch.equal(found.buffers[0], whole.buffers[0])
 
 
-def test_a_mean_has_the_layout_of_its_parameter() -> None:
+def test_a_mean_gradient_has_the_memory_layout_of_its_parameter() -> None:
     like = torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)
     assert mean(torch.ones(2, 3, 4, 4), like, 4).stride() == like.stride()  # type: ignore[union-attr]
 
@@ -394,7 +394,7 @@ def test_a_gradient_sparse_in_one_node_and_dense_in_another_is_refused() -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_a_check_raises_no_alarm(case: str) -> None:
+def test_hpstage_check_finds_no_difference_under_virtual_nodes(case: str) -> None:
     report = hpstage.check(CASES[case](), space, steps=4, n_forks=1)
     assert report.ok, str(report)
 
