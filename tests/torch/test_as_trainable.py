@@ -17,7 +17,7 @@ from tests.torch.test_exactness import Drawing
 from tests.torch.trainables import Small, ordinary_loop
 
 
-def test_each_kind_of_trainable_gets_its_adapter_and_adapters_stay_as_they_are() -> None:
+def test_as_trainable_picks_an_adapter_by_kind_and_returns_adapters_unchanged() -> None:
     for obj, engine in ((Small(), TorchLoop), (ordinary_loop, FunctionTrainable)):
         trainable = as_trainable(obj)
         assert isinstance(trainable, engine)
@@ -27,7 +27,7 @@ def test_each_kind_of_trainable_gets_its_adapter_and_adapters_stay_as_they_are()
     assert isinstance(as_trainable(functools.partial(lambda run, width: None, width=3)), FunctionTrainable)
 
 
-def test_optional_methods_are_passed_on() -> None:
+def test_optional_methods_of_a_trainable_are_available_on_its_adapter() -> None:
     class Waiting(Drawing):
         def synchronize(self) -> str:
             return "waited"
@@ -50,7 +50,7 @@ class Whole(Drawing):
         vars(self).update(settings)
 
 
-def test_names_of_settings_with_another_meaning_are_ignored() -> None:
+def test_attributes_numerics_and_virtual_nodes_with_unrelated_values_are_ignored() -> None:
     for settings in ({"numerics": "eager"}, {"numerics": "float16"}, {"virtual_nodes": 1}, {"virtual_nodes": "a, b"}):
         as_trainable(Whole(**settings))
 
@@ -73,7 +73,7 @@ def test_objects_that_cannot_be_trained_are_refused_with_the_reason(obj: object,
         as_trainable(obj)
 
 
-def test_a_users_own_trainable_is_afterwards_as_it_was() -> None:
+def test_a_users_trainable_has_its_original_attributes_after_close() -> None:
     subject = Drawing()
     trainable: Any = as_trainable(subject)
     trainable.setup({})
@@ -81,7 +81,7 @@ def test_a_users_own_trainable_is_afterwards_as_it_was() -> None:
     assert vars(subject) == {}
 
 
-def test_the_environment_holds_what_decides_torchs_bits_where_the_code_names_torch() -> None:
+def test_the_environment_describes_torch_only_if_the_code_of_the_trainable_names_torch() -> None:
     assert as_trainable(ordinary_loop).describe_environment()["numerics"] == "eager-v1"  # type: ignore[attr-defined]
     assert as_trainable(Small()).describe_environment()["step"] == "batch"  # type: ignore[attr-defined]
     assert as_trainable(Drawing()).describe_environment() == {}  # type: ignore[attr-defined]
@@ -94,7 +94,9 @@ def test_the_environment_holds_what_decides_torchs_bits_where_the_code_names_tor
         (0, "devices_per_stage is 0; it must be a whole number"),
     ],
 )
-def test_a_process_that_sees_too_few_devices_is_refused(count: int, match: str, monkeypatch: Any) -> None:
+def test_devices_per_stage_is_refused_if_it_is_zero_or_exceeds_the_visible_devices(
+    count: int, match: str, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(Small, "devices_per_stage", count)
     with pytest.raises(UsageError, match=match):
         TorchLoop(Small()).describe_environment()

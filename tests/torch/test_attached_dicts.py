@@ -22,7 +22,7 @@ def begun(*objects: Any) -> World:
     return world
 
 
-def test_a_dict_that_a_trial_attaches_is_not_that_of_the_next() -> None:
+def test_an_object_whose_dict_one_trial_replaced_has_its_own_dict_in_the_next_trial() -> None:
     entry, kept = Entry(), {"n": 5}
     own = vars(entry)
     world = begun(entry, kept)
@@ -35,7 +35,7 @@ def test_a_dict_that_a_trial_attaches_is_not_that_of_the_next() -> None:
     assert (own, kept) == ({"n": 0}, {"n": 5})
 
 
-def test_a_fork_begins_with_the_dict_that_another_has_replaced() -> None:
+def test_loading_a_state_restores_an_object_dict_that_later_training_replaced() -> None:
     entry, kept = Entry(), {"n": 5}
     own = vars(entry)
     world = begun(entry, kept)
@@ -47,7 +47,7 @@ def test_a_fork_begins_with_the_dict_that_another_has_replaced() -> None:
     assert (own, kept) == ({"n": 3}, {"n": 5})
 
 
-def test_a_dict_with_the_same_entries_is_another_one() -> None:
+def test_replacing_an_object_dict_by_an_equal_dict_of_another_object_is_refused() -> None:
     entry, kept = Entry(), {"n": 0}
     world = begun(entry, kept)
     entry.__dict__ = kept
@@ -55,7 +55,7 @@ def test_a_dict_with_the_same_entries_is_another_one() -> None:
         world.capture()
 
 
-def test_a_dict_that_evaluation_attaches_is_detached_again() -> None:
+def test_an_object_dict_that_evaluation_replaces_is_restored() -> None:
     entry, kept = Entry(), {"n": 5}
     own = vars(entry)
     world = begun(entry, kept)
@@ -66,7 +66,7 @@ def test_a_dict_that_evaluation_attaches_is_detached_again() -> None:
     assert (own, kept) == ({"n": 0}, {"n": 5})
 
 
-def test_a_dict_that_nothing_else_knows_counts_by_its_entries() -> None:
+def test_a_new_object_dict_that_nothing_else_refers_to_is_saved_by_its_entries() -> None:
     entry = Entry()
     world = begun(entry)
     entry.__dict__ = {"n": 4}

@@ -78,7 +78,7 @@ def in_the_folder_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.ci
-def test_a_trial_is_audited_on_its_store_and_repeated_from_its_certificate(tmp_path: Path) -> None:
+def test_audit_compares_a_trial_with_its_store_and_repeats_it_from_its_certificate(tmp_path: Path) -> None:
     script = search(tmp_path, "equal_script", "")
     store, certificate, report = str(tmp_path / "store"), tmp_path / "trial.json", tmp_path / "report.json"
     found = run("audit", store, "--trial", "1", "--certificate", str(certificate), "--json", str(report))
@@ -104,7 +104,7 @@ def test_a_trial_is_audited_on_its_store_and_repeated_from_its_certificate(tmp_p
 
 
 @pytest.mark.ci
-def test_what_another_trial_has_left_behind_is_a_difference_with_status_1(
+def test_audit_exits_with_status_1_if_an_earlier_trial_has_changed_the_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(UntrainedFork, "made", lambda trainable: None)  # else the search finds it
@@ -121,7 +121,7 @@ def test_what_another_trial_has_left_behind_is_a_difference_with_status_1(
 
 
 @pytest.mark.ci
-def test_edited_code_cannot_be_audited_and_what_was_edited_is_named(tmp_path: Path) -> None:
+def test_audit_refuses_edited_code_and_names_the_edited_method(tmp_path: Path) -> None:
     script = search(tmp_path, "edited_script", "")
     other = tmp_path / "elsewhere" / script.name
     other.parent.mkdir()
@@ -172,7 +172,7 @@ def run_script(has_run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 @pytest.mark.ci
-def test_a_script_that_was_run_is_found_by_its_plan(run_script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audit_finds_the_script_of_a_search_by_its_plan(run_script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script, store = run_script, str(run_script.parent / "store")
     main = sys.modules["__main__"]
     found = run("audit", "store", "--trial", "1")
@@ -196,7 +196,7 @@ def test_a_script_that_was_run_is_found_by_its_plan(run_script: Path, monkeypatc
 
 
 @pytest.mark.ci
-def test_what_a_store_names_is_imported_from_the_current_folder_only(
+def test_audit_imports_a_script_named_by_the_store_only_from_the_current_folder(
     run_script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its folder is anybody's."""
@@ -209,7 +209,7 @@ def test_what_a_store_names_is_imported_from_the_current_folder_only(
 
 
 @pytest.mark.ci
-def test_a_script_that_searches_where_it_is_imported_is_not_run_again(run_script: Path) -> None:
+def test_audit_refuses_a_script_that_starts_its_search_when_imported(run_script: Path) -> None:
     run_script.write_text(run_script.read_text().replace('if __name__ == "__main__":', "if True:"))
     found = run("audit", "store", "--trial", "1")
     assert found.exit_code == 2, found.output
@@ -217,7 +217,7 @@ def test_a_script_that_searches_where_it_is_imported_is_not_run_again(run_script
 
 
 @pytest.mark.ci
-def test_an_audit_that_is_interrupted_says_so(run_script: Path) -> None:
+def test_an_interrupted_audit_exits_with_status_130_and_a_message(run_script: Path) -> None:
     run_script.write_text(
         run_script.read_text().replace("LOG = ", "import time; print('loading', flush=True); time.sleep(60); LOG = ")
     )
@@ -231,7 +231,7 @@ def test_an_audit_that_is_interrupted_says_so(run_script: Path) -> None:
     assert "hpstage: interrupted before the comparison" in errors
 
 
-def test_what_cannot_be_audited_is_named_with_status_2(tmp_path: Path) -> None:
+def test_audit_exits_with_status_2_and_the_reason_if_its_arguments_are_wrong(tmp_path: Path) -> None:
     searched(Small(), tmp_path / "store")
     store = str(tmp_path / "store")
     for words, match in (
@@ -251,7 +251,7 @@ def test_what_cannot_be_audited_is_named_with_status_2(tmp_path: Path) -> None:
         assert match in found.output
 
 
-def test_a_certificate_holds_what_a_fresh_plan_needs(tmp_path: Path) -> None:
+def test_a_trial_is_retrained_from_its_certificate_without_its_checkpoints(tmp_path: Path) -> None:
     result = searched(Small(), tmp_path / "store")
     header = read_header(SQLiteJournal(tmp_path / "store" / "plan.sqlite", read_only=True))
     file = tmp_path / "trial.json"

@@ -74,7 +74,7 @@ SAMPLED = [
 
 
 @pytest.mark.parametrize("hp", SAMPLED, ids=str)
-def test_a_fork_at_any_round_continues_as_straight_through(hp: Mapping[str, Any]) -> None:
+def test_a_fork_at_any_round_equals_training_straight_through(hp: Mapping[str, Any]) -> None:
     states, metrics = straight(hp)
     subject = trainable()
     for fork in range(1, ROUNDS):
@@ -107,7 +107,9 @@ def test_every_parameter_that_may_follow_a_schedule_is_tested() -> None:
 
 @pytest.mark.parametrize("others", [{}, {"max_depth": 2, "bagging_fraction": 0.6}], ids=["alone", "with others"])
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_parameter_that_changes_counts_as_if_training_had_begun_with_it(name: str, others: dict[str, Any]) -> None:
+def test_a_fork_before_or_after_a_parameter_change_equals_training_straight_through(
+    name: str, others: dict[str, Any]
+) -> None:
     before, after = CHANGES[name]
     hps = [{"num_leaves": 7, **others, name: before if step < 4 else after} for step in range(ROUNDS)]
     subject = trainable()
@@ -124,14 +126,14 @@ def test_a_parameter_that_changes_counts_as_if_training_had_begun_with_it(name: 
         assert trees(subject.state_dict()["model"]) == trees(states[-1]["model"]), fork
 
 
-def test_trees_are_those_of_the_librarys_own_loop() -> None:
+def test_trees_equal_those_of_lightgbm_train() -> None:
     x, y, _, _ = arrays()
     rates = lightgbm.reset_parameter(learning_rate=RATES)
     own = lightgbm.train(ALONE, lightgbm.Dataset(x, y), ROUNDS, callbacks=[rates])
     assert trees(straight({})[0][-1]["model"]) == trees(own.model_to_string())
 
 
-def test_sampled_trees_are_those_of_the_librarys_own_loop_with_a_seed_for_each_round() -> None:
+def test_sampled_trees_equal_those_of_lightgbm_train_with_a_new_seed_for_each_round() -> None:
     x, y, _, _ = arrays()
 
     def each(env: Any) -> None:
@@ -175,7 +177,7 @@ def search(executor: Any, subject: Any) -> optuna.Study:
     return study
 
 
-def test_a_search_trains_each_round_once_and_measures_what_lightgbm_would() -> None:
+def test_a_search_trains_each_round_once_and_has_the_metrics_of_training_without_sharing() -> None:
     study = search(hpstage.InlineExecutor(), trainable(feature_fraction=0.5))
     for trial in study.trials:
         alone = trainable(feature_fraction=0.5)
@@ -190,7 +192,7 @@ def test_a_search_trains_each_round_once_and_measures_what_lightgbm_would() -> N
         assert trial.value == alone.evaluate()["auc"]
 
 
-def test_a_validation_set_may_be_called_data() -> None:
+def test_a_validation_set_may_be_named_data() -> None:
     x, y, x_valid, y_valid = arrays()
     named = hpstage.boosting.LightGBM((x, y), {"data": (x_valid, y_valid)}, PARAMS)
     assert [*named.valid_data] == ["data"]
@@ -226,7 +228,7 @@ def test_several_validation_sets_or_none_may_be_given() -> None:
         ({"early_stopping_round": 5}, "Give an algorithm that prunes"),
     ],
 )
-def test_what_cannot_be_forked_is_refused_by_name(params: dict[str, Any], message: str) -> None:
+def test_parameters_that_prevent_exact_forks_are_refused_by_name(params: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         trainable(**params)
     with pytest.raises(UsageError, match=message):
@@ -234,7 +236,7 @@ def test_what_cannot_be_forked_is_refused_by_name(params: dict[str, Any], messag
 
 
 @pytest.mark.parametrize("name", ["bagging_fraction", "max_depth", "max_bin", "min_data_in_leaf"])
-def test_parameters_that_cannot_change_between_rounds_are_refused_wherever_they_do(name: str) -> None:
+def test_parameters_that_cannot_follow_a_schedule_are_refused_when_they_change(name: str) -> None:
     values = {"bagging_fraction": (1.0, 0.5), "max_depth": (2, 4), "max_bin": (63, 15), "min_data_in_leaf": (20, 5)}
     before, after = values[name]
     subject = trainable()
@@ -249,7 +251,7 @@ def test_parameters_that_cannot_change_between_rounds_are_refused_wherever_they_
         subject.train(1, {name: after})
 
 
-def test_trials_share_bins_only_of_equal_parameters() -> None:
+def test_trials_share_binned_data_only_if_their_parameters_are_equal() -> None:
     subject = trainable()
     models = {}
     for seed in (1, 2, 1):
@@ -280,7 +282,7 @@ def test_a_trainable_that_has_trained_can_be_sent_to_another_process() -> None:
     ],
     ids=["three", "a data set", "init_score"],
 )
-def test_data_of_another_form_are_refused(data: Any, message: str) -> None:
+def test_training_data_of_an_unsupported_form_are_refused(data: Any, message: str) -> None:
     x, y, _, _ = arrays()
     with pytest.raises(UsageError, match=message):
         hpstage.boosting.LightGBM(data(x, y))

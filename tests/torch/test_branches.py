@@ -69,7 +69,9 @@ def assert_same(one: TrainedTrial, other: TrainedTrial) -> None:
     [{"lr": 0.03}, {"lr": s.linear(0.05), "batch_size": 16}, {"momentum": 0.5, "dropout": 0.5}, {"seed": 7}],
     ids=lambda values: "-".join(values),
 )
-def test_a_branch_is_that_trial_trained_without_sharing(at: int, values: dict[str, Any], tmp_path: Path) -> None:
+def test_a_branch_of_a_run_equals_a_run_trained_from_scratch_with_the_same_schedules(
+    at: int, values: dict[str, Any], tmp_path: Path
+) -> None:
     run = train(tmp_path / "one", HP, checkpoint_every=5)
     branch = run.branch(at, steps=STEPS + 4, executor=hpstage.InlineExecutor(), **values)
     assert isinstance(branch, TrainedTrial)
@@ -77,7 +79,7 @@ def test_a_branch_is_that_trial_trained_without_sharing(at: int, values: dict[st
 
 
 @pytest.mark.parametrize("at", [1, STEPS])
-def test_what_is_read_where_the_model_is_made_is_refused_by_name(at: int, tmp_path: Path) -> None:
+def test_a_branch_after_step_0_may_not_change_a_hyperparameter_that_only_model_reads(at: int, tmp_path: Path) -> None:
     run = train(tmp_path, HP)
     with pytest.raises(UsageError, match=r"'width' cannot change at step \d+ of trial runs/0: .* at step 0"):
         run.branch(at, width=8, steps=STEPS + 4, executor=hpstage.InlineExecutor())
@@ -92,7 +94,7 @@ class Passing(Line):
 
 
 @pytest.mark.parametrize("name", ["lr", "momentum", "dropout", "batch_size", "seed", "weight_decay", "unknown"])
-def test_what_may_be_read_in_a_step_is_not_refused(name: str) -> None:
+def test_a_hyperparameter_that_a_step_may_read_is_not_fixed_at_step_0(name: str) -> None:
     assert not read_at_first(Line(), name)
 
 
@@ -107,17 +109,17 @@ class FiveMethods:
         return float(hp["depth"])
 
 
-def test_of_an_object_with_five_methods_only_setup_comes_first() -> None:
+def test_a_hyperparameter_of_a_plain_trainable_is_fixed_at_step_0_if_only_setup_reads_it() -> None:
     assert read_at_first(FiveMethods(), "width")
     assert not read_at_first(FiveMethods(), "depth")
 
 
-def test_code_that_passes_all_values_on_may_read_any() -> None:
+def test_no_hyperparameter_is_fixed_at_step_0_if_the_code_passes_all_of_them_on() -> None:
     assert read_at_first(Line(), "width")
     assert not read_at_first(Passing(), "width")
 
 
-def test_a_diff_names_the_first_tensor(tmp_path: Path) -> None:
+def test_a_diff_of_two_runs_names_the_first_tensor_that_differs(tmp_path: Path) -> None:
     run = train(tmp_path, HP, checkpoint_every=5)
     branch = run.branch(5, lr=0.03, executor=hpstage.InlineExecutor())
     assert isinstance(branch, TrainedTrial)
@@ -126,7 +128,7 @@ def test_a_diff_names_the_first_tensor(tmp_path: Path) -> None:
 
 @pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*LeafSpec:FutureWarning")
-def test_a_lightning_module_branches(tmp_path: Path) -> None:
+def test_a_branch_of_a_lightning_run_equals_a_run_trained_from_scratch(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     from hpstage.torch.lightning import LightningTrainable
     from tests.torch.lit import CPU, LitShapes, ShapesDataModule

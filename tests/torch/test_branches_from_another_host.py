@@ -38,7 +38,9 @@ if __name__ == "__main__":
 
 @pytest.mark.redis
 @pytest.mark.ci
-def test_hosts_that_branch_one_trial_at_once_train_common_steps_once(shared_redis: RedisServer, tmp_path: Path) -> None:
+def test_two_hosts_that_branch_from_one_trial_concurrently_train_common_steps_once(
+    shared_redis: RedisServer, tmp_path: Path
+) -> None:
     """One the same branch as the other, and one with another rate; each as trained in a store of its own."""
     store, checkpoints = f"{shared_redis.url}?prefix={uuid.uuid4().hex}", str(tmp_path / "checkpoints")
     places = {"store": store, "checkpoints": checkpoints, "executor": hpstage.InlineExecutor()}

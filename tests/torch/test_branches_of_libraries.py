@@ -146,7 +146,7 @@ def train(case: Case, hp: Any, steps: int, store: Path) -> TrainedTrial:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("name", CASES)
-def test_a_branch_is_that_trial_trained_from_its_first_step(name: str, tmp_path: Path) -> None:
+def test_a_branch_of_a_library_run_equals_a_run_trained_from_scratch(name: str, tmp_path: Path) -> None:
     case = CASES[name]()
     run = train(case, case.hp, STEPS, tmp_path / "store")
     for value, (other, why) in case.fixed.items():

@@ -77,7 +77,7 @@ EQUAL |= {"a generator without a seed", "seeding by the clock", "a thread during
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in EQUAL else []) for n in NAMED])
-def test_a_fault_is_named(check: Callable[..., hpstage.CheckReport], name: str) -> None:
+def test_check_names_the_cause_of_a_fault(check: Callable[..., hpstage.CheckReport], name: str) -> None:
     make, match = NAMED[name]
     report = check(make())
     assert not report.ok
@@ -92,7 +92,7 @@ def test_a_fault_is_named(check: Callable[..., hpstage.CheckReport], name: str) 
         for n in (*EXACT, *CASES, *PATTERNS)
     ],
 )
-def test_exact_training_raises_no_alarm(check: Callable[..., hpstage.CheckReport], name: str) -> None:
+def test_check_finds_no_difference_in_exact_training(check: Callable[..., hpstage.CheckReport], name: str) -> None:
     report = check({**CASES, **PATTERNS, **EXACT}[name]())
     assert report.ok, str(report)
     assert all(way.verdict == "equal" for way in report.ways)
@@ -108,17 +108,23 @@ OPTIMIZERS: dict[str, Callable[[Any, Any], torch.optim.Optimizer]] = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.one_in(4)
-def test_optimizers_raise_no_alarm(check: Callable[..., hpstage.CheckReport], name: str) -> None:
+def test_check_finds_no_difference_with_optimizers_of_torch(
+    check: Callable[..., hpstage.CheckReport], name: str
+) -> None:
     report = check(Small(OPTIMIZERS[name]))
     assert report.ok, str(report)
 
 
-def test_an_object_that_keeps_its_state_itself_raises_no_alarm(check: Callable[..., hpstage.CheckReport]) -> None:
+def test_check_finds_no_difference_in_a_trainable_that_saves_its_own_state(
+    check: Callable[..., hpstage.CheckReport],
+) -> None:
     report = check(Own())
     assert report.ok, str(report)
 
 
-def test_what_is_bound_to_the_trainable_itself_raises_no_alarm(check: Callable[..., hpstage.CheckReport]) -> None:
+def test_check_finds_no_difference_if_an_attribute_holds_a_bound_method(
+    check: Callable[..., hpstage.CheckReport],
+) -> None:
     report = check(Table())
     assert report.ok, str(report)
 
@@ -141,29 +147,31 @@ def drawing_to_measure(run: Run) -> None:
             model.train()
 
 
-def test_measuring_that_draws_numbers_raises_no_alarm(check: Callable[..., hpstage.CheckReport]) -> None:
+def test_check_finds_no_difference_if_evaluation_draws_random_numbers(
+    check: Callable[..., hpstage.CheckReport],
+) -> None:
     report = check(drawing_to_measure, steps=3, n_forks=1)
     assert report.ok, str(report)
 
 
-def test_a_metric_that_is_named_noisy_is_not_compared(check: Callable[..., hpstage.CheckReport]) -> None:
+def test_check_does_not_compare_metrics_that_are_declared_noisy(check: Callable[..., hpstage.CheckReport]) -> None:
     assert check(Costly(), steps=3).ok
     report = check(Silent(), steps=3)
     assert {finding.what for finding in report.differences} == {"the metric latency"}
     assert "noisy" in report.differences[0].remedy
 
 
-def test_a_pickle_in_the_state_is_reported_with_a_replacement(children: Children) -> None:
+def test_check_reports_a_pickle_in_the_state_with_a_replacement(children: Children) -> None:
     report = hpstage.check(Plainly("linear"), of_estimators, steps=5, n_forks=1, children=children)
     assert not report.ok
     assert any("hpstage.pickled" in finding.remedy for finding in report.differences), report
 
 
-def test_a_way_of_one_step_is_in_the_singular() -> None:
+def test_a_check_report_of_one_step_uses_the_singular() -> None:
     assert Way("forked from disk", "equal", 1, 0.5).cells()[2] == "1 step"
 
 
-def test_a_report_says_where_what_why_and_the_remedy(check: Callable[..., hpstage.CheckReport]) -> None:
+def test_a_check_report_names_step_tensor_cause_and_remedy(check: Callable[..., hpstage.CheckReport]) -> None:
     report = check(in_the_environment(), steps=6, n_forks=2)
     finding = report.differences[0]
     assert (finding.way, finding.verdict, finding.what) == ("forked from memory", "differs", "model.0.weight")
@@ -177,7 +185,7 @@ def test_a_report_says_where_what_why_and_the_remedy(check: Callable[..., hpstag
     assert json.loads(json.dumps(report.as_dict()))["differences"][0]["what"] == "model.0.weight"
 
 
-def test_a_local_variable_that_changes_is_refused_with_the_first_state(
+def test_check_refuses_a_changing_local_variable_that_no_state_can_hold(
     check: Callable[..., hpstage.CheckReport],
 ) -> None:
     finding = check(NAMED["a DataLoader's iterator in a local variable"][0]()).differences[0]
@@ -185,7 +193,7 @@ def test_a_local_variable_that_changes_is_refused_with_the_first_state(
     assert re.search("local variable batches.* (Or attach `batches`|has moved on)", one_line(finding))
 
 
-def test_steps_continue_past_the_first_joint_of_the_schedules_where_it_is_near(children: Children) -> None:
+def test_check_trains_past_the_first_milestone_of_a_schedule_if_it_is_near(children: Children) -> None:
     def late(trial: optuna.Trial) -> dict[str, Any]:
         return {"lr": s.multistep(0.1, [trial.suggest_categorical("drop", [9, 500])], gamma=0.1), "batch_size": 8}
 
@@ -196,7 +204,7 @@ def test_steps_continue_past_the_first_joint_of_the_schedules_where_it_is_near(c
     assert hpstage.check(Own(), ending, n_forks=9, children=children).forks == (1, 2)
 
 
-def test_code_that_fails_is_reported_with_its_traceback(check: Callable[..., hpstage.CheckReport]) -> None:
+def test_check_reports_failing_code_with_its_traceback(check: Callable[..., hpstage.CheckReport]) -> None:
     class Failing(Small):
         def evaluate(self, model: torch.nn.Module) -> dict[str, float]:
             raise ZeroDivisionError("no samples")
@@ -207,7 +215,7 @@ def test_code_that_fails_is_reported_with_its_traceback(check: Callable[..., hps
     assert "conduct.py" not in report.differences[0].cause
 
 
-def test_training_that_ends_itself_is_reported_with_the_steps_before(children: Children) -> None:
+def test_check_suggests_fewer_steps_if_training_ends_itself(children: Children) -> None:
     def search(trial: optuna.Trial) -> dict[str, object]:
         return {"lr": 0.3}
 
@@ -215,7 +223,7 @@ def test_training_that_ends_itself_is_reported_with_the_steps_before(children: C
     assert "training ended itself in step 5, as complete" in str(report) and "with steps=5" in str(report)
 
 
-def test_a_process_that_dies_is_reported(check: Callable[..., hpstage.CheckReport]) -> None:
+def test_check_reports_the_exit_status_of_a_process_that_dies(check: Callable[..., hpstage.CheckReport]) -> None:
     def dying(run: Run) -> None:
         import os
 
@@ -226,7 +234,7 @@ def test_a_process_that_dies_is_reported(check: Callable[..., hpstage.CheckRepor
     assert "the process left with exit status 7, and had printed: about to die" in one_line(report)
 
 
-def test_another_step_backend_is_compared_with_eager_steps(check: Callable[..., hpstage.CheckReport]) -> None:
+def test_check_compares_another_step_backend_with_eager_steps(check: Callable[..., hpstage.CheckReport]) -> None:
     subject = Small()
     report = check(subject, numerics="stacked", steps=3)
     assert report.ok, report
@@ -235,7 +243,7 @@ def test_another_step_backend_is_compared_with_eager_steps(check: Callable[..., 
     assert "compared with eager" not in str(check(Small(), steps=3))
 
 
-def test_a_defect_of_another_step_backend_is_named(children: Children) -> None:
+def test_check_reports_a_step_backend_that_does_not_train_as_the_code_says(children: Children) -> None:
     report = hpstage.check(
         Clamps(), lambda trial: {"lr": 0.05}, steps=3, n_forks=1, numerics="stacked", children=children
     )
@@ -245,14 +253,14 @@ def test_a_defect_of_another_step_backend_is_named(children: Children) -> None:
     )
 
 
-def test_a_function_has_no_step_backend_to_check(check: Callable[..., hpstage.CheckReport]) -> None:
+def test_check_refuses_a_step_backend_for_a_training_function(check: Callable[..., hpstage.CheckReport]) -> None:
     with pytest.raises(
         UsageError, match=r"numerics = 'compiled', which only a hpstage\.torch\.TorchTrainable can have"
     ):
         check(in_the_environment, numerics="compiled")
 
 
-def test_what_cannot_be_checked_is_refused() -> None:
+def test_check_refuses_invalid_arguments() -> None:
     with pytest.raises(UsageError, match="steps is 1; give a whole number from 2 to 10,000"):
         hpstage.check(Own(), space, steps=1)
     with pytest.raises(UsageError, match="n_forks is 0"):
@@ -272,7 +280,9 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     [("LinearDigits", "example_sklearn"), ("train", "example_function"), ("Digits", "demo_digits")],
 )
 @pytest.mark.one_in(3)
-def test_the_demo_and_the_examples_are_exact(trainable: str, script: str, children: Children) -> None:
+def test_check_finds_no_difference_in_the_demo_and_the_examples(
+    trainable: str, script: str, children: Children
+) -> None:
     named, its_space = f"{ROOT}/scripts/{script}.py:{trainable}", f"{ROOT}/scripts/{script}.py:space"
     subject = trainable_named(named)
     send_along(named)
@@ -281,7 +291,7 @@ def test_the_demo_and_the_examples_are_exact(trainable: str, script: str, childr
 
 
 @pytest.mark.slow  # three processes import torch
-def test_the_command_shows_progress_and_exits_with_0_for_exact_training() -> None:
+def test_the_check_command_shows_progress_and_exits_with_0_for_exact_training() -> None:
     done = command("scripts/demo_digits.py:Digits", "scripts/demo_digits.py:space", "--steps", "3")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Digits is exact" in done.stdout
@@ -306,7 +316,7 @@ def space(trial): return {"rate": trial.suggest_float("rate", 0.1, 0.2)}
 """
 
 
-def test_the_command_exits_with_0_for_what_is_exact_and_with_1_for_what_is_not_and_writes_all_of_it(
+def test_the_check_command_exits_with_0_for_exact_training_and_otherwise_with_1_and_a_report(
     tmp_path: Path,
 ) -> None:
     script, file = tmp_path / "plain.py", tmp_path / "check.json"
@@ -323,7 +333,7 @@ def test_the_command_exits_with_0_for_what_is_exact_and_with_1_for_what_is_not_a
     assert (written["ok"], written["subject"]) == (False, "Clock")
 
 
-def test_the_command_exits_with_2_where_it_cannot_check() -> None:
+def test_the_check_command_exits_with_2_if_it_cannot_check() -> None:
     done = CliRunner().invoke(app, ["check", "tests.torch.faults:Nothing", "tests.torch.test_check:space"])
     assert (done.exit_code, done.stdout) == (2, "")
     assert "has no Nothing" in done.stderr

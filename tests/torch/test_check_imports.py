@@ -72,7 +72,9 @@ def checked(script: Path, name: str) -> dict[str, Any]:
     [("train", "{0}.BASE, {0}.NOISE"), ("Own", "self.start, self.value")],
     ids=["module", "class"],
 )
-def test_random_numbers_drawn_at_import_are_named_and_the_remedy_works(folder: Path, name: str, variables: str) -> None:
+def test_check_names_random_numbers_drawn_at_import_with_a_remedy_that_works(
+    folder: Path, name: str, variables: str
+) -> None:
     script = folder / f"drawn_for_{name}.py"
     script.write_text(SCRIPT)
     finding = checked(script, name)["differences"][0]
@@ -108,7 +110,7 @@ def space(trial):
 
 
 @pytest.mark.ci
-def test_a_name_imported_from_another_module_is_not_a_difference(folder: Path) -> None:
+def test_check_finds_no_difference_in_a_name_imported_from_another_module(folder: Path) -> None:
     """A script is sent by value, its modules by name: its tensor is another object than theirs, in every process."""
     (folder / "shared.py").write_text(SHARED)
     script = folder / "user_of_another.py"
@@ -118,7 +120,7 @@ def test_a_name_imported_from_another_module_is_not_a_difference(folder: Path) -
 
 
 @pytest.mark.ci
-def test_a_traceback_shows_the_file_and_the_line_of_the_script(folder: Path) -> None:
+def test_a_traceback_of_check_shows_file_and_line_of_the_script(folder: Path) -> None:
     script = folder / "failing.py"
     script.write_text(SCRIPT.replace("self.value += hp", "self.value += 1 // 0; hp"))
     finding = checked(script, "Own")["differences"][0]

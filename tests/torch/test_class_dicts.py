@@ -54,7 +54,7 @@ def begun() -> Any:
     return trainable
 
 
-def test_a_trial_and_a_fork_begin_without_what_another_has_left() -> None:
+def test_shared_state_of_accelerate_is_reset_for_each_trial_and_fork() -> None:
     with closing(begun()) as first:
         expected = outcome(advance(first, 0, STEPS))
     assert not any(kind._shared_state for kind in STATES)
@@ -128,7 +128,7 @@ def filled() -> Any:
 @pytest.mark.parametrize(
     ("make", "made"), [(literal, "{}"), (by_alias, "SharedDict()"), (by_call, "dict()"), (filled, "{'n': 2}")]
 )
-def test_a_library_that_training_is_the_first_to_import_starts_over_or_is_refused(
+def test_class_level_state_of_a_library_imported_by_training_is_reset_or_refused(
     make: Callable[[], Any], made: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"shared_{make.__name__}"

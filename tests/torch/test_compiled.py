@@ -96,7 +96,7 @@ OLD = torch.__version__.startswith("2.5.")
         pytest.param(CompiledLoss, marks=pytest.mark.skipif(OLD, reason="torch 2.5 compiles none of its own")),
     ],
 )
-def test_a_compiled_model_continues_exactly(kind: type[Compiled], backend: str) -> None:
+def test_a_model_compiled_by_torch_compile_forks_exactly(kind: type[Compiled], backend: str) -> None:
     check(lambda: kind(backend))
 
 
@@ -124,7 +124,7 @@ class OfOwnLayers(CompiledLoss):
 
 
 @pytest.mark.skipif(OLD, reason="torch 2.5 compiles none of its own")
-def test_the_first_compiling_of_a_process_within_a_step_is_not_a_change_of_a_library(
+def test_the_first_compilation_within_a_step_is_not_reported_as_a_change_of_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("__init__", "__setstate__"):
@@ -147,7 +147,7 @@ def machine_code(test: Callable[[], None]) -> Callable[[], None]:
 
 @machine_code
 @pytest.mark.ci
-def test_a_model_compiled_to_machine_code_continues_exactly() -> None:
+def test_a_model_compiled_by_inductor_forks_exactly() -> None:
     straight: Any = advance(fresh(Slender("inductor")), 0, FORK)
     state = reread(straight.state_dict())
     expected = outcome(advance(straight, FORK, STEPS))
@@ -159,7 +159,7 @@ def test_a_model_compiled_to_machine_code_continues_exactly() -> None:
 
 @pytest.mark.slow  # compiled five times
 @machine_code
-def test_a_model_compiled_to_machine_code_continues_exactly_in_every_way() -> None:
+def test_a_model_compiled_by_inductor_passes_fork_verification_and_forks_exactly() -> None:
     check(lambda: Slender("inductor"))
 
 

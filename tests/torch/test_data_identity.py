@@ -98,7 +98,9 @@ def data_text(dataset: Any) -> str:
 
 
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-def test_every_row_of_the_training_set_counts_however_it_is_held(make: Any, tmp_path: Path) -> None:
+def test_every_row_of_the_training_set_is_in_the_data_digest_for_each_kind_of_data_set(
+    make: Any, tmp_path: Path
+) -> None:
     x = noise(0, ROWS, 16)
     spoilt = x.clone()
     spoilt[1:80] = noise(1, 79, 16)  # what 16 evenly spaced samples do not show
@@ -158,7 +160,7 @@ class ReadByEvaluate(Small):
 @pytest.mark.parametrize(
     "way", [OfGlobal, OfClass, OfAttribute, ThatDatasetSets, ThatDatasetSetsInAGlobal, ReadByEvaluate]
 )
-def test_a_test_set_that_is_zeroed_makes_another_workload_however_it_is_held(
+def test_a_changed_test_set_changes_the_key_wherever_the_trainable_holds_it(
     way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(globals(), "TEST", TEST)
@@ -186,7 +188,7 @@ def closing_over(test: Any) -> Any:
 
 
 @pytest.mark.ci
-def test_data_in_a_closure_and_in_a_plain_object_count_with_all_their_bytes() -> None:
+def test_all_bytes_of_data_in_a_closure_are_in_the_key() -> None:
     zeros = Rows(torch.zeros(1000, 8))
     last = Rows(torch.zeros(1000, 8))
     last.x[-1, -1] = 1
@@ -194,7 +196,7 @@ def test_data_in_a_closure_and_in_a_plain_object_count_with_all_their_bytes() ->
     assert key(closing_over({"test": zeros})) != key(closing_over({"test": last}))
 
 
-def test_files_are_read_in_full_up_to_a_size_and_by_blocks_beyond(
+def test_small_files_are_digested_in_full_and_large_files_by_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hpstage.training.identity.files.WHOLE", 10_000)
@@ -209,7 +211,9 @@ def test_files_are_read_in_full_up_to_a_size_and_by_blocks_beyond(
         assert key(ReadByEvaluate(str(path))) != before
 
 
-def test_a_large_mapped_array_counts_by_blocks_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_memory_mapped_array_is_digested_by_blocks_with_a_remark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(values, "_MAPPED", 10_000)
     monkeypatch.setattr(values, "_BLOCK", 64)
     np.save(tmp_path / "x.npy", np.zeros((5_000, 4)))
@@ -236,7 +240,7 @@ class Reading(Small):
 
 
 @pytest.mark.parametrize("data_version", [None, "1"])
-def test_a_data_set_that_depends_on_a_hyperparameter_is_refused_by_its_name(data_version: str | None) -> None:
+def test_a_data_set_that_depends_on_a_hyperparameter_is_refused_by_name(data_version: str | None) -> None:
     reading = Reading()
     reading.data_version = data_version
     with pytest.raises(
@@ -286,7 +290,7 @@ def searched(trainable: object, caplog: pytest.LogCaptureFixture) -> list[tuple[
     return [(record.levelno, record.getMessage()) for record in caplog.records if "data" in record.getMessage()]
 
 
-def test_one_line_names_the_parts_of_the_data_in_the_identity(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_one_log_line_names_the_data_that_are_in_the_key(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     np.save(tmp_path / "test.npy", np.zeros(250_000))
     [(level, text)] = searched(ThatDatasetSets(str(tmp_path / "test.npy")), caplog)
     assert level == logging.INFO
@@ -295,7 +299,7 @@ def test_one_line_names_the_parts_of_the_data_in_the_identity(caplog: pytest.Log
 
 
 @pytest.mark.ci
-def test_a_data_set_of_which_only_samples_can_be_seen_warns_once_and_names_the_remedy(
+def test_a_data_set_that_can_only_be_sampled_is_warned_about_once_with_the_remedy(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     found = searched(OfComputed(), caplog)
@@ -309,7 +313,7 @@ def test_a_data_set_of_which_only_samples_can_be_seen_warns_once_and_names_the_r
     assert all(level == logging.INFO for level, _ in searched(ordinary_loop, caplog))
 
 
-def test_the_data_have_one_digest_in_every_process(tmp_path: Path) -> None:
+def test_data_have_the_same_digest_in_every_process(tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "from pathlib import Path\n"
@@ -372,7 +376,7 @@ def read_weights_of_the_step(run: Any) -> Any:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("way", [LoadsByLiteral, LoadsByGlobal, ReadsText, OpensInAFunction, "function"])
-def test_a_file_that_code_reads_by_a_written_name_counts_by_its_content(
+def test_the_content_of_a_file_named_in_the_code_is_in_the_key(
     way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -394,7 +398,7 @@ def reading(run: hpstage.Run, text: str, *, more: tuple[str, ...] = ()) -> None:
     ordinary_loop(run)
 
 
-def test_files_named_by_the_arguments_of_a_partial_count_by_their_content(tmp_path: Path) -> None:
+def test_the_content_of_files_named_by_arguments_of_a_partial_is_in_the_key(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     for train in (functools.partial(reading, text=str(path)), functools.partial(reading, text="", more=(str(path),))):
         path.write_text("one")

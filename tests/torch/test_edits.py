@@ -56,13 +56,13 @@ def test_the_key_is_equal_in_every_process_and_folder(keys: Keys, name: str) -> 
 
 
 @pytest.mark.parametrize("name", [name for name in DECIDES if name not in LIMITS])
-def test_an_edit_that_decides_training_gives_another_key_or_is_refused(keys: Keys, name: str) -> None:
+def test_an_edit_that_affects_training_changes_the_key_or_is_refused(keys: Keys, name: str) -> None:
     one, _, two = keys
     assert one[NAMES[name]] != two[NAMES[name]] or refused(one[NAMES[name]])
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_an_edit_that_does_not_decide_training_keeps_the_key(keys: Keys, name: str) -> None:
+def test_an_edit_that_does_not_affect_training_keeps_the_key(keys: Keys, name: str) -> None:
     one, _, two = keys
     assert not isinstance(one[NAMES[name]], str), one[NAMES[name]]
     assert one[NAMES[name]] == two[NAMES[name]]

@@ -101,21 +101,21 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_an_edit_of_what_an_import_does_to_a_library_changes_the_key(name: str, key: Key) -> None:
+def test_an_edit_of_how_an_import_changes_a_library_changes_the_key(name: str, key: Key) -> None:
     texts = [{module: text.replace("{value}", value) for module, text in WRITTEN[name].items()} for value in "112"]
     one, again, other = [key("nets", **each) for each in texts]
     assert one == again
     assert one != other
 
 
-def test_effects_of_a_package_count_for_its_modules(key: Key) -> None:
+def test_import_effects_of_a_package_are_in_the_keys_of_its_modules(key: Key) -> None:
     one, other = [
         key("pkg.nets", __init____in__pkg=ACTING.format(value=value), nets__in__pkg=TRAINING) for value in "12"
     ]
     assert one != other
 
 
-def test_a_value_that_is_another_in_each_process_counts_as_it_is_written(key: Key) -> None:
+def test_an_import_effect_whose_value_differs_in_each_process_keeps_the_key(key: Key) -> None:
     text = f"import os, time\nSTARTED = time.perf_counter()\nos.environ['STARTED'] = str(STARTED)\n{TRAINING}"
     try:
         assert key("nets", nets=text) == key("nets", nets=text)
@@ -123,7 +123,7 @@ def test_a_value_that_is_another_in_each_process_counts_as_it_is_written(key: Ke
         os.environ.pop("STARTED", None)
 
 
-def test_other_statements_of_such_a_module_do_not_count(key: Key) -> None:
+def test_other_statements_of_a_module_with_import_effects_are_not_in_the_key(key: Key) -> None:
     acting = f"import patches\n{TRAINING}"
     edited = f"# edited\nSIZE = 3\nprint('edited')\n{ACTING.format(value=1)}def f(): return 2\n"
     assert key("nets", nets=acting, patches=ACTING.format(value=1)) == key("nets", nets=acting, patches=edited)
@@ -152,7 +152,7 @@ def test_an_edit_of_code_that_does_not_train_keeps_the_key(
     assert one == other
 
 
-def test_the_statements_are_those_that_were_imported(key: Key, tmp_path: Path) -> None:
+def test_import_effects_are_in_the_key_as_imported_and_not_as_the_file_is_now(key: Key, tmp_path: Path) -> None:
     one = key("nets", nets=f"{ACTING.format(value=1)}{TRAINING}")
     (tmp_path / "nets.py").write_text(f"{ACTING.format(value=2)}{TRAINING}")
     train = sys.modules["nets"].train
@@ -162,7 +162,7 @@ def test_the_statements_are_those_that_were_imported(key: Key, tmp_path: Path) -
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_statements_count_where_warnings_are_errors(key: Key) -> None:
+def test_import_effects_are_in_the_key_even_if_warnings_are_errors(key: Key) -> None:
     codes = []
     for value in "12":
         key("nets", nets=f"NOT = '\\d'\n{ACTING.format(value=value)}{TRAINING}")
@@ -173,19 +173,19 @@ def test_statements_count_where_warnings_are_errors(key: Key) -> None:
     assert codes[0] != codes[1]
 
 
-def test_functions_that_call_each_other_are_looked_through_once(key: Key) -> None:
+def test_functions_that_call_each_other_are_searched_for_import_effects_once(key: Key) -> None:
     names = [f"helper{number}" for number in range(30)]
     body = "".join(f"    {name}()\n" for name in names)
     text = "".join(f"def {name}():\n    if calls: return\n{body}" for name in names)
     assert key("nets", nets=f"calls = 1\n{text}{names[0]}()\n{TRAINING}") == key("nets", nets=TRAINING)
 
 
-def test_a_module_that_training_does_not_lead_to_does_not_count(key: Key) -> None:
+def test_a_module_imported_only_by_a_function_outside_training_is_not_in_the_key(key: Key) -> None:
     acting = ACTING.format(value=1)
     assert key("nets", nets=TRAINING) == key("nets", nets=f"def f():\n    import other\n{TRAINING}", other=acting)
 
 
-def test_the_statements_of_a_script_count_where_it_is_run(tmp_path: Path) -> None:
+def test_import_effects_of_a_script_that_is_run_are_in_its_key(tmp_path: Path) -> None:
     def key(text: str) -> str:
         script = tmp_path / "script.py"
         end = (

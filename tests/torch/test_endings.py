@@ -147,7 +147,7 @@ def outcome(result: hpstage.Result) -> list[tuple[object, ...]]:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("function", [breaking, returning, stopping, pruning, Stopping()], ids=lambda f: str(f)[:20])
-def test_training_that_ends_itself_is_the_same_with_and_without_sharing(function: object) -> None:
+def test_training_that_ends_itself_has_the_same_outcome_with_and_without_sharing(function: object) -> None:
     shared, alone = search(function, verify="all"), search(function, sharing=False)
     assert outcome(shared) == outcome(alone)
     ended = [trial for trial in shared.study.trials if "hpstage:ended" in trial.user_attrs]
@@ -159,14 +159,14 @@ def test_training_that_ends_itself_is_the_same_with_and_without_sharing(function
 
 @pytest.mark.ci
 @pytest.mark.parametrize("function", [breaking, stopping])
-def test_the_model_of_a_trial_that_ended_is_given_back(function: Callable[[Run], None], tmp_path: Path) -> None:
+def test_the_model_of_a_trial_that_ended_itself_can_be_loaded(function: Callable[[Run], None], tmp_path: Path) -> None:
     result = search(function, store=tmp_path)
     trial = next(t for t in result.study.trials if "hpstage:ended" in t.user_attrs)
     assert loss_of(result.load(trial).model).item() == trial.value
     assert loss_of(result.load(trial, retrain=True).model).item() == trial.value
 
 
-def test_an_end_without_metrics_fails_with_its_remedy() -> None:
+def test_a_trial_that_ends_itself_without_metrics_fails_with_the_remedy() -> None:
     def silent(run: Run) -> None:
         model, optimizer = parts(run)
         run.attach(model=model, optimizer=optimizer)
@@ -184,7 +184,7 @@ def test_an_end_without_metrics_fails_with_its_remedy() -> None:
 
 
 @pytest.mark.parametrize("caught", [StateError, HpstageError])
-def test_a_function_that_stops_only_where_a_report_is_wanted_is_refused(caught: type[Exception]) -> None:
+def test_a_function_that_stops_only_if_a_report_is_wanted_is_refused(caught: type[Exception]) -> None:
     def low(run: Run, loss: float) -> bool:
         if run.wants_report:
             run.report(loss=loss)
@@ -208,7 +208,9 @@ def diverging(trial: optuna.Trial) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("finite", [True, False])
-def test_a_loss_that_is_not_finite_prunes_unless_set_otherwise(finite: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_that_is_not_finite_prunes_a_trial_unless_terminate_on_nan_is_false(
+    finite: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     line = Line()
     line.terminate_on_nan = finite
     result = search(line, space=diverging, grid={"lr": [0.1, 1e30]})
@@ -224,7 +226,7 @@ def test_a_loss_that_is_not_finite_prunes_unless_set_otherwise(finite: bool, cap
     assert math.isfinite(result.best_value)
 
 
-def test_of_trials_that_diverge_at_different_steps_one_is_logged_and_that_there_are_more(
+def test_diverging_trials_are_logged_twice_and_further_ones_are_suppressed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def space(trial: optuna.Trial) -> dict[str, object]:
@@ -238,7 +240,7 @@ def test_of_trials_that_diverge_at_different_steps_one_is_logged_and_that_there_
 
 
 @pytest.mark.filterwarnings("ignore:`constraints_func` has been deprecated:FutureWarning")
-def test_metrics_are_user_attributes_of_their_trials() -> None:
+def test_metrics_of_a_trial_are_user_attributes_that_constraints_can_read() -> None:
     def constraints(trial: optuna.trial.FrozenTrial) -> list[float]:
         return [trial.user_attrs["twice"] - 0.3]
 

@@ -34,7 +34,7 @@ def devices(outputs: object) -> set[str]:
     return {leaf.device.type for leaf in pytree.tree_leaves(outputs)}
 
 
-def test_tensors_of_the_cpu_go_to_the_model_and_come_back() -> None:
+def test_evaluation_moves_cpu_tensors_to_the_model_and_its_results_back() -> None:
     with FakeTensorMode():
         model = on_cuda()
         x, scale = torch.ones(5, 3), torch.ones(1)
@@ -46,7 +46,7 @@ def test_tensors_of_the_cpu_go_to_the_model_and_come_back() -> None:
             model(x, scale=scale)
 
 
-def test_a_call_that_fails_leaves_the_next_ones_right_and_the_remedy_is_named() -> None:
+def test_evaluation_works_after_a_failed_call_and_names_the_remedy_for_mixed_devices() -> None:
     with FakeTensorMode():
         model = on_cuda()
         x, scale = torch.ones(5, 3), torch.ones(1)
@@ -61,7 +61,7 @@ def test_a_call_that_fails_leaves_the_next_ones_right_and_the_remedy_is_named() 
     ]
 
 
-def test_modes_and_gradients_are_as_before() -> None:
+def test_evaluation_restores_training_modes_and_gradients() -> None:
     model = Two()
     model.dropout.eval()
     with evaluating(model, torch.device("cpu")):
@@ -70,7 +70,7 @@ def test_modes_and_gradients_are_as_before() -> None:
     assert not model._forward_hooks and not model._forward_pre_hooks
 
 
-def test_a_script_module_is_evaluated_as_it_is() -> None:
+def test_a_torchscript_module_is_evaluated_without_moving_tensors() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated
         model = torch.jit.trace(nn.Linear(3, 2), torch.ones(1, 3))

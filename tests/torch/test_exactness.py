@@ -151,7 +151,7 @@ def test_fork_in_a_new_process_equals_training_straight_through(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_fork_into_what_other_training_left_equals_training_straight_through(
+def test_fork_in_an_object_that_has_trained_before_equals_training_straight_through(
     name: str, straight: dict[str, Any], states: dict[str, Any]
 ) -> None:
     trainable = advance(fresh(CASES[name]()), 0, STEPS)
@@ -169,21 +169,21 @@ def test_setup_forgets_all_earlier_training(name: str, straight: dict[str, Any])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_training_on_from_a_state_leaves_the_state_as_it_was(name: str, states: dict[str, Any]) -> None:
+def test_training_from_a_loaded_state_does_not_change_that_state(name: str, states: dict[str, Any]) -> None:
     before = digest(states[name])
     forked(CASES[name](), states[name])
     assert digest(states[name]) == before
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_loaded_state_is_the_state_that_was_kept(name: str, states: dict[str, Any]) -> None:
+def test_a_loaded_state_equals_the_saved_state(name: str, states: dict[str, Any]) -> None:
     trainable = fresh(CASES[name]())
     trainable.load_state_dict(states[name])
     assert digest(trainable.state_dict()) == digest(states[name])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_evaluating_at_every_step_changes_nothing(name: str, straight: dict[str, Any]) -> None:
+def test_evaluating_at_every_step_does_not_change_training(name: str, straight: dict[str, Any]) -> None:
     trainable = fresh(CASES[name]())
     for step in range(STEPS):
         advance(trainable, step, step + 1)
@@ -191,12 +191,12 @@ def test_evaluating_at_every_step_changes_nothing(name: str, straight: dict[str,
     assert outcome(trainable) == straight[name]
 
 
-def test_noise_from_all_global_generators_is_a_function_of_seed_and_step() -> None:
+def test_a_fork_draws_the_noise_of_training_straight_through_from_all_global_generators() -> None:
     state = clone(advance(fresh(Noisy()), 0, FORK).state_dict())
     assert outcome(forked(Noisy(), state)) == outcome(advance(fresh(Noisy()), 0, STEPS))
 
 
-def test_evaluating_a_loaded_state_sees_the_hyperparameters_it_was_trained_under() -> None:
+def test_evaluate_of_a_loaded_state_reads_the_hyperparameters_of_its_last_step() -> None:
     trained = advance(fresh(Noisy()), 0, 8)
     loaded = fresh(Noisy())
     loaded.load_state_dict(clone(trained.state_dict()))
@@ -204,12 +204,12 @@ def test_evaluating_a_loaded_state_sees_the_hyperparameters_it_was_trained_under
     assert trained.evaluate()["lr"] == 0.01
 
 
-def test_buffers_that_are_not_persistent_are_kept_too() -> None:
+def test_non_persistent_buffers_are_in_the_state() -> None:
     state = clone(advance(fresh(Cached()), 0, FORK).state_dict())
     assert outcome(forked(Cached(), state)) == outcome(advance(fresh(Cached()), 0, STEPS))
 
 
-def test_different_seeds_give_different_models_orders_and_noise() -> None:
+def test_different_seeds_give_different_initial_and_trained_weights() -> None:
     def after(seed: int, steps: int) -> str:
         trainable = fresh(Small(), {**hp_at(0), "seed": seed})
         for step in range(steps):
@@ -222,12 +222,12 @@ def test_different_seeds_give_different_models_orders_and_noise() -> None:
     assert after(1, 2) == after(1, 2)
 
 
-def test_the_average_of_weights_is_kept_and_forked() -> None:
+def test_the_average_of_weights_is_saved_next_to_the_weights() -> None:
     state: Any = advance(fresh(Averaged()), 0, FORK).state_dict()
     assert digest(state["extra"]) != digest(state["model"])
 
 
-def test_both_styles_train_as_a_loop_written_by_hand_does() -> None:
+def test_a_class_and_a_function_have_the_weights_of_a_loop_written_by_hand() -> None:
     rekey(3, 0, Purpose.SETUP)
     x, y = samples()
     model = network()

@@ -35,7 +35,7 @@ def library() -> str:
 @pytest.mark.ci
 @pytest.mark.timeout(1800)  # many tests, each of which has its own limit
 @pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
-def test_on_fake_devices(library: str, which: str) -> None:
+def test_tests_of_fake_cuda_pass_on_fake_devices(library: str, which: str) -> None:
     """All that is about the fake devices; in one process, as each imports torch and compiles what it traces."""
     run(
         *("tests.fake_cuda.plugin", "-m", which, TESTS / "fake_cuda"),
@@ -45,12 +45,12 @@ def test_on_fake_devices(library: str, which: str) -> None:
 
 
 @pytest.mark.ci
-def test_on_fake_devices_what_needs_a_device_elsewhere(library: str) -> None:
+def test_tests_marked_gpu_pass_on_fake_devices(library: str) -> None:
     run("tests.fake_cuda.plugin", "-m", "gpu", *FILES, HPSTAGE_FAKE_CUDA=library, CUDA_VISIBLE_DEVICES="0,1")
 
 
 @pytest.mark.ci
-def test_on_another_accelerator() -> None:
+def test_tests_of_another_accelerator_pass_on_a_fake_device() -> None:
     if not hasattr(torch, "accelerator"):
         pytest.skip("torch 2.6 is the first that says which accelerator it has")
     run("tests.fake_npu.plugin", TESTS / "fake_npu", HPSTAGE_FAKE_NPU=library_of("npu"))

@@ -237,7 +237,7 @@ def logged(
     ],
     ids=["0", "NaN", "too small", "no step", "function", "numpy", "five methods"],
 )
-def test_a_trial_that_learns_nothing_is_warned_of_once(
+def test_a_trial_that_learns_nothing_is_warned_about_once(
     make: Callable[[], object], steps: int, what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert logged(make(), tmp_path, caplog, steps=steps) == [f"Trial 0: {what}"]
@@ -268,7 +268,7 @@ def test_a_trial_that_learns_nothing_is_warned_of_once(
     ],
 )
 @pytest.mark.ci_one_in(2)
-def test_a_trial_that_learns_later_or_is_not_to_learn_is_not_warned_of(
+def test_a_trial_that_learns_later_or_is_frozen_on_purpose_is_not_warned_about(
     make: Callable[[], object],
     steps: int,
     hp: Mapping[str, Any],
@@ -279,7 +279,7 @@ def test_a_trial_that_learns_later_or_is_not_to_learn_is_not_warned_of(
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*LeafSpec:FutureWarning")
-def test_a_module_of_lightning_that_learns_nothing_is_warned_of(
+def test_a_lightning_module_that_learns_nothing_is_warned_about(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("lightning")
@@ -298,7 +298,7 @@ def test_a_module_of_lightning_that_learns_nothing_is_warned_of(
     assert logged(trainable, tmp_path / "still", caplog, metric="val_loss", hp={"lr": 0.1}) == [f"Trial 0: {RATES}"]
 
 
-def test_a_trainer_of_hugging_face_that_learns_nothing_is_warned_of(
+def test_a_hugging_face_trainer_that_learns_nothing_is_warned_about(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("transformers")

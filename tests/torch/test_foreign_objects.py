@@ -79,7 +79,7 @@ class Stores(Tape):
 
 @pytest.mark.parametrize("kind", [Reads, Stores])
 @pytest.mark.parametrize("name", FOREIGN)
-def test_code_that_names_a_foreign_object_is_described(
+def test_code_that_uses_proxy_objects_has_an_identity(
     name: str, kind: type[Tape], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(globals(), "PROXY", FOREIGN[name])
@@ -88,7 +88,7 @@ def test_code_that_names_a_foreign_object_is_described(
     assert kind.train in functions_reached(kind)
 
 
-def test_the_main_module_may_be_taken_from_the_table_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_takes_the_main_module_from_sys_modules_can_be_surveyed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a script names it: it has no spec, and what it consists of is known from its functions."""
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
 
@@ -98,7 +98,7 @@ def test_the_main_module_may_be_taken_from_the_table_of_modules(monkeypatch: pyt
     assert name in Graph(name).functions
 
 
-def test_a_model_of_pydantics_may_be_made_in_a_step_by_a_class_that_cannot_be_pickled() -> None:
+def test_a_step_may_create_a_pydantic_model_whose_class_cannot_be_pickled() -> None:
     class Config(pydantic.BaseModel):
         scale: float = 2.0
 

@@ -82,7 +82,7 @@ def trained(trainable: FunctionTrainable, *values: float) -> FunctionTrainable:
     return trainable
 
 
-def test_the_loop_sees_the_present_values_at_each_step() -> None:
+def test_a_training_function_reads_the_hyperparameters_of_each_step() -> None:
     assert trained(made(adding), 1, 10, 100).evaluate() == {"total": 321.0}
 
 
@@ -122,7 +122,7 @@ def by_errors(step: int) -> float:
 
 
 @pytest.mark.parametrize("number", [by_context, by_thread, by_mode, by_autocast, by_errors])
-def test_settings_of_only_the_functions_thread_are_in_the_state(number: Any) -> None:
+def test_thread_local_settings_of_a_training_function_are_in_the_state(number: Any) -> None:
     def train(run: Run) -> None:
         total = Total()
         run.attach(total=total)
@@ -145,7 +145,7 @@ def test_settings_of_only_the_functions_thread_are_in_the_state(number: Any) -> 
     fork.close()
 
 
-def test_the_function_reports_metrics_only_on_request() -> None:
+def test_a_training_function_reports_metrics_only_on_request() -> None:
     trainable = made(adding)
     for step in range(4):
         trainable.announce(step == 2)
@@ -157,7 +157,7 @@ def test_the_function_reports_metrics_only_on_request() -> None:
         trainable.evaluate()
 
 
-def test_a_kept_state_holds_its_metrics_and_is_evaluated_without_a_step() -> None:
+def test_a_loaded_state_of_a_function_has_its_metrics_without_further_training() -> None:
     state = clone(trained(made(adding), 1, 10).state_dict())
     loaded = made(adding)
     loaded.load_state_dict(state)
@@ -166,7 +166,7 @@ def test_a_kept_state_holds_its_metrics_and_is_evaluated_without_a_step() -> Non
     assert loaded.evaluate() == {"total": 321.0}
 
 
-def test_a_report_before_the_loop_gives_the_metrics_of_the_state_it_begins_with() -> None:
+def test_a_report_before_the_loop_gives_the_metrics_of_the_initial_or_loaded_state() -> None:
     def reporting(run: Run) -> None:
         total = Total()
         run.attach(total=total)
@@ -184,7 +184,7 @@ def test_a_report_before_the_loop_gives_the_metrics_of_the_state_it_begins_with(
     assert loaded.evaluate() == {"total": 2.0}
 
 
-def test_metrics_that_are_wanted_and_not_given_are_missed_at_once() -> None:
+def test_a_function_that_does_not_report_requested_metrics_fails_at_that_step() -> None:
     def silent(run: Run) -> None:
         run.attach()
         for _ in run.steps():
@@ -214,7 +214,7 @@ def test_an_attached_optimizer_follows_the_schedules() -> None:
     assert rates == [1, 0.5, 0.25]
 
 
-def test_bits_in_the_thread_of_the_function_are_those_of_the_main_thread() -> None:
+def test_the_thread_of_a_training_function_computes_the_bits_of_the_main_thread() -> None:
     results: list[Any] = []
 
     def work() -> tuple[str, bool, int]:
@@ -238,7 +238,7 @@ def test_bits_in_the_thread_of_the_function_are_those_of_the_main_thread() -> No
 # --- errors -----------------------------------------------------------------------------------------------
 
 
-def test_an_error_surfaces_with_the_users_traceback() -> None:
+def test_an_error_in_a_training_function_is_raised_with_the_users_traceback() -> None:
     def helper() -> None:
         raise ZeroDivisionError("of the user")
 
@@ -328,7 +328,7 @@ def takes_too_little(run: Run) -> None:
         (takes_too_little, "batch size is 0"),
     ],
 )
-def test_misuse_is_named_with_its_remedy(function: Any, match: str) -> None:
+def test_misuse_of_run_is_refused_with_the_remedy(function: Any, match: str) -> None:
     with pytest.raises(UsageError, match=match):
         trained(made(function), 1, 1)
 
@@ -348,7 +348,7 @@ def test_a_function_that_never_loops_stops_the_search() -> None:
     assert len(study.trials) < 40
 
 
-def test_a_function_that_returns_before_its_loop_fails_only_its_trials() -> None:
+def test_a_function_that_returns_before_its_loop_in_some_trials_fails_only_those_trials() -> None:
     def choosy(run: Run) -> None:
         run.attach(total=(total := Total()))
         if run.hp["lr"] > 1:
@@ -377,7 +377,7 @@ def test_a_function_that_returns_before_its_loop_fails_only_its_trials() -> None
             assert sorted(trial.state.name for trial in study.trials) == ["COMPLETE", "FAIL"]
 
 
-def test_a_function_that_leaves_its_loop_is_an_error() -> None:
+def test_a_function_that_leaves_its_loop_ends_training() -> None:
     def leaving(run: Run) -> None:
         run.attach()
         for _ in run.steps():
@@ -387,7 +387,7 @@ def test_a_function_that_leaves_its_loop_is_an_error() -> None:
         trained(made(leaving), 1)
 
 
-def test_a_state_with_other_parts_is_refused() -> None:
+def test_a_state_with_other_attached_objects_is_refused() -> None:
     state = clone(trained(made(adding), 1).state_dict())
 
     def other(run: Run) -> None:
@@ -405,7 +405,7 @@ def test_a_state_with_other_parts_is_refused() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 2])
-def test_abandoning_a_run_unwinds_the_function_and_ends_its_thread(steps: int) -> None:
+def test_closing_a_trainable_unwinds_its_function_and_ends_its_thread(steps: int) -> None:
     trainable = trained(made(adding), *[1] * steps)
     trainable.announce(False)
     trainable.state_dict()
@@ -415,14 +415,14 @@ def test_abandoning_a_run_unwinds_the_function_and_ends_its_thread(steps: int) -
     trainable.close()
 
 
-def test_dropping_a_trainable_ends_its_thread() -> None:
+def test_deleting_a_trainable_unwinds_its_function() -> None:
     trainable = trained(made(adding), 1)
     del trainable
     gc.collect()
     assert events[-1] == "unwound"
 
 
-def test_a_function_that_catches_everything_is_unwound_all_the_same() -> None:
+def test_a_function_that_catches_all_exceptions_is_unwound_on_close() -> None:
     def stubborn(run: Run) -> None:
         run.attach()
         for _ in run.steps():
@@ -439,7 +439,7 @@ def test_a_function_that_catches_everything_is_unwound_all_the_same() -> None:
     assert events == ["caught"]
 
 
-def test_a_function_that_imports_its_library_begins_again_with_keyed_generators() -> None:
+def test_a_function_that_imports_torch_itself_starts_from_the_seed_of_the_trial() -> None:
     """In a process without torch, since here it is imported long since."""
     import subprocess
     import sys

@@ -33,14 +33,14 @@ class Drawing(Small):
         return {**super().evaluate(model), "drawn": float(self.noise.rvs())}
 
 
-def test_an_evaluation_between_two_steps_is_not_a_difference() -> None:
+def test_an_evaluation_that_draws_from_global_generators_does_not_change_the_state() -> None:
     trainable: Any = advance(fresh(Drawing()), 0, FORK)
     before = portrait_of(trainable)
     trainable.evaluate()
     assert portrait_of(trainable) == before
 
 
-def test_a_fork_draws_what_training_straight_through_draws() -> None:
+def test_a_fork_draws_the_random_numbers_of_training_straight_through() -> None:
     expected = outcome(advance(fresh(Drawing()), 0, STEPS))
     first: Any = advance(fresh(Drawing()), 0, FORK)
     first.evaluate()

@@ -38,7 +38,7 @@ def flags(found: Any) -> Iterator[bool]:
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("part", PARTS)
-def test_each_part_runs_on_a_cpu(part: str, script: Any) -> None:
+def test_each_part_of_gpu_check_runs_on_a_cpu(part: str, script: Any) -> None:
     pin()
     found = script.check(torch.device("cpu"), script.SMALL, (part,))
     assert "error" not in found["parts"][part], found["parts"][part]["traceback"]
@@ -48,7 +48,9 @@ def test_each_part_runs_on_a_cpu(part: str, script: Any) -> None:
         assert found["parts"][part]["found"]["mlp graphed"] == "CUDA graphs need a GPU, and this trains on cpu"
 
 
-def test_a_part_that_fails_says_why_and_the_others_continue(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_of_gpu_check_that_fails_reports_its_error_and_the_other_parts_continue(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(device: torch.device, sizes: Any) -> dict[str, Any]:
         raise RuntimeError("no kernel image is available")
 
@@ -60,7 +62,7 @@ def test_a_part_that_fails_says_why_and_the_others_continue(script: Any, monkeyp
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so_in_one_line(
+def test_gpu_check_prints_one_line_without_a_gpu(
     script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--json", str(tmp_path / "gpu.json")])
@@ -72,7 +74,7 @@ def test_without_a_gpu_it_says_so_in_one_line(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize("model", ["mlp", "small_cnn", "resnet20", "gpt"])
-def test_everything_is_exact_on_a_gpu(model: str, tmp_path: Path) -> None:
+def test_gpu_check_finds_every_model_exact_on_a_gpu(model: str, tmp_path: Path) -> None:
     """In a process of its own, since deterministic algorithms are a setting of the process."""
     file = tmp_path / "gpu.json"
     command = [sys.executable, str(SCRIPTS / "gpu_check.py"), "--small", "--models", model, "--json", str(file)]

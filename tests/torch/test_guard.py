@@ -21,7 +21,7 @@ TENSORS = {
 
 
 @pytest.mark.parametrize("values", TENSORS.values(), ids=TENSORS.keys())
-def test_any_tensor_has_sums_that_change_with_an_element(values: torch.Tensor) -> None:
+def test_the_checksums_of_a_tensor_change_if_an_element_changes(values: torch.Tensor) -> None:
     other = values.detach().clone()
     assert sums(other) == sums(values)
     index = (-1,) * other.ndim
@@ -29,7 +29,7 @@ def test_any_tensor_has_sums_that_change_with_an_element(values: torch.Tensor) -
     assert sums(other) != sums(values)
 
 
-def test_sums_depend_on_the_order_of_elements() -> None:
+def test_the_checksums_of_a_tensor_depend_on_the_order_of_elements() -> None:
     assert sums(torch.tensor([1, 2])) != sums(torch.tensor([2, 1]))
     assert sums(torch.empty(0)) == sums(torch.empty(0, 3)) == (0, 0)
 
@@ -39,7 +39,7 @@ class Moving:
         self.now, self.before = torch.zeros(2), torch.zeros(2)
 
 
-def test_objects_that_change_names_are_restored_as_they_were() -> None:
+def test_tensors_that_swap_attributes_in_training_are_restored_after_evaluation() -> None:
     subject = Moving()
     world = World((), lambda: [("self", subject)])
     world.reset()

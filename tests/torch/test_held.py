@@ -170,7 +170,7 @@ class Holding(Small):
         self.held = held
 
 
-def test_values_that_objects_hold_are_found_wherever_they_are() -> None:
+def test_connections_held_by_a_trainable_are_found_wherever_they_are_referenced() -> None:
     with ExitStack() as stack:
         ours, theirs = map(stack.enter_context, socket.socketpair())
         reader = stack.enter_context(ours.makefile("rb"))
@@ -227,7 +227,7 @@ END: Any = None
 
 
 @pytest.mark.parametrize("where", ["model", "optimizer", "data set", "mixture", "stream"])
-def test_what_was_made_for_training_is_found(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_held_by_model_optimizer_or_data_are_found(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as stack:
         ours, _ = map(stack.enter_context, socket.socketpair())
         loop: Any = as_trainable(Making(where))
@@ -240,7 +240,7 @@ def test_what_was_made_for_training_is_found(where: str, monkeypatch: pytest.Mon
         assert obstacle(loop) == (others or "it holds a socket.socket, which is one end of a connection")
 
 
-def test_all_code_is_read_once() -> None:
+def test_each_function_is_searched_for_connections_once() -> None:
     code = types.ModuleType("tests.of_many_functions")
     exec("".join(f"def f{n}(): return f{n + 1}\n" for n in range(20)), vars(code))
     visited = Counter[int]()
@@ -256,7 +256,7 @@ def test_all_code_is_read_once() -> None:
     assert {visited[id(vars(code)[f"f{n}"])] for n in range(20)} == {1}
 
 
-def test_what_writes_logs_in_a_thread_is_found(tmp_path: Any) -> None:
+def test_the_thread_of_a_tensorboard_writer_is_found(tmp_path: Any) -> None:
     tensorboard = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
     with closing(tensorboard.EventFileWriter(str(tmp_path))) as writer:
         assert "a thread" in held_by(Holding(writer))
@@ -275,7 +275,7 @@ class Named(threading.Thread):
         raise AttributeError("it has no name")
 
 
-def test_threads_are_recognized_whatever_their_classes_override() -> None:
+def test_threads_are_found_even_if_their_class_overrides_init_or_name() -> None:
     assert held_by(Holding(Unmade())) == ""
     over = threading.Event()
     named = Named(target=over.wait, daemon=True)
@@ -289,7 +289,7 @@ def test_threads_are_recognized_whatever_their_classes_override() -> None:
         named.join()
 
 
-def test_data_are_looked_at_last_and_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_data_are_searched_for_connections_last_and_only_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     looked, may_be_held = [], held._may_be_held
     monkeypatch.setattr(held, "_may_be_held", lambda kind: looked.append(kind) or may_be_held(kind))
     data = [[{"a": [n]}, {"b": [n]}] for n in range(25_000)]
@@ -312,7 +312,7 @@ def test_files_queues_locks_and_standard_streams_are_not_connections(tmp_path: A
     assert held_by(Small()) == ""
 
 
-def test_a_process_counts_until_it_has_ended() -> None:
+def test_a_subprocess_held_by_a_trainable_is_found_until_it_has_ended() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         assert "a process of its own" in held_by(Holding(process))
         process.communicate(b"\n")
@@ -336,7 +336,7 @@ def test_threads_that_run_user_code_or_work_submitted_by_steps_are_found() -> No
 
 
 @pytest.mark.parametrize("library", ["asyncio", "uvloop"])
-def test_the_pool_of_an_event_loop_counts_unless_the_loop_runs_elsewhere(library: str) -> None:
+def test_the_thread_pool_of_an_event_loop_counts_unless_the_loop_is_running(library: str) -> None:
     async def worker() -> threading.Thread:
         return await asyncio.get_running_loop().run_in_executor(None, threading.current_thread)
 
@@ -349,7 +349,7 @@ def test_the_pool_of_an_event_loop_counts_unless_the_loop_runs_elsewhere(library
         loop.run_until_complete(loop.shutdown_default_executor())
 
 
-def test_event_loops_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_loops_are_searched_for_once_for_all_threads_of_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     # What another test has left in this process may have a loop that runs, of which more is read.
     counting = {**vars(gc), "get_objects": lambda: calls.append(1) or gc.get_objects()}

@@ -40,7 +40,7 @@ def begun(name: str) -> Iterator[Any]:
 
 @pytest.mark.parametrize("name", PATTERNS)
 @pytest.mark.ci_one_in(3)
-def test_a_fork_equals_training_straight_through(name: str) -> None:
+def test_a_fork_with_hidden_state_equals_training_straight_through(name: str) -> None:
     expected = straight(name)
     with begun(name) as trainable:
         state = clone(advance(trainable, 0, FORK).state_dict())
@@ -65,7 +65,7 @@ def test_a_fork_on_a_worker_that_has_trained_before_equals_training_straight_thr
 
 @pytest.mark.parametrize("name", PATTERNS)
 @pytest.mark.one_in(3)
-def test_a_fork_back_to_an_early_step_sees_nothing_of_what_was_trained_after_it(name: str) -> None:
+def test_a_fork_at_an_early_step_is_not_affected_by_later_training(name: str) -> None:
     early = 2
     with begun(name) as trainable:
         expected = outcome(advance(trainable, 0, early + 1))
@@ -79,7 +79,7 @@ def test_a_fork_back_to_an_early_step_sees_nothing_of_what_was_trained_after_it(
 
 @pytest.mark.parametrize("name", PATTERNS)
 @pytest.mark.one_in(3)
-def test_a_trial_sees_nothing_of_the_one_before_it(name: str) -> None:
+def test_a_trial_is_not_affected_by_the_previous_trial(name: str) -> None:
     expected = straight(name)
     with begun(name) as trainable:
         advance(trainable, 0, 5).evaluate()
@@ -89,7 +89,7 @@ def test_a_trial_sees_nothing_of_the_one_before_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", PATTERNS)
 @pytest.mark.one_in(3)
-def test_evaluating_at_every_step_changes_nothing(name: str) -> None:
+def test_evaluating_at_every_step_does_not_change_training(name: str) -> None:
     expected = straight(name)
     with begun(name) as trainable:
         for step in range(STEPS):

@@ -83,7 +83,9 @@ BATCHES = {"epochs": 15, "steps": 11, "both": 11, "accumulation": 15, "accumulat
         (CosineByEpochs, "epochs"),
     ],
 )
-def test_schedulers_sized_by_lightnings_trainer_equal_those_of_lightning(module: type[LitShapes], length: str) -> None:
+def test_schedulers_sized_by_the_lightning_trainer_equal_those_of_lightning(
+    module: type[LitShapes], length: str
+) -> None:
     arguments, steps = LENGTHS[length], BATCHES[length]
     alone, trainer = fitted(module, {"lr": 0.1}, **arguments)
     adapter: Any = fresh(LightningTrainable(module, ShapesDataModule(), trainer={**CPU, **arguments}), lambda step: HP)
@@ -98,7 +100,7 @@ def test_schedulers_sized_by_lightnings_trainer_equal_those_of_lightning(module:
     assert (adapter.horizon.steps, adapter.horizon.sizes) == (steps, True)
 
 
-def test_an_end_that_no_code_goes_by_sizes_nothing() -> None:
+def test_max_epochs_sizes_no_schedule_if_no_code_reads_it() -> None:
     adapter: Any = fresh(
         LightningTrainable(LitShapes, ShapesDataModule(), trainer={**CPU, "max_epochs": 3}), lambda step: HP
     )
@@ -157,12 +159,12 @@ def test_schedulers_sized_by_epochs_equal_those_of_transformers(name: str) -> No
     assert adapter.horizon.steps == 2
 
 
-def test_the_length_of_training_arguments_is_in_the_key() -> None:
+def test_the_training_length_in_training_arguments_is_in_the_key() -> None:
     lengths = [{"max_steps": 8}, {"max_steps": 9}, {"max_steps": -1, "num_train_epochs": 2}, {"max_steps": -1}]
     assert len({str(code_identity(setup(args=arguments(**length)))) for length in lengths}) == 4
 
 
-def test_a_learning_rate_with_a_schedule_goes_by_the_steps_of_trials() -> None:
+def test_max_steps_is_ignored_if_the_learning_rate_is_a_hyperparameter() -> None:
     hp = {"seed": 42, "learning_rate": 1e-3}
     adapter = hugging_face.fresh(setup(args=arguments(max_steps=2)), hp)
     for step in range(4):
@@ -194,7 +196,7 @@ def hugging_face_of(**length: int) -> Any:
     ],
 )
 @pytest.mark.ci_one_in(2)
-def test_a_length_that_differs_is_logged_once(
+def test_a_trial_whose_length_differs_from_that_of_the_trainer_is_logged_once(
     make: Any, trainer: str, steps: int, warning: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainable, metric = make(max_steps=6)
