@@ -26,7 +26,7 @@ def read(count: int, share: float | None = None, *, names: Any = "a") -> tuple[A
     return count, share, names
 
 
-def test_given_arguments_are_converted_and_defaults_stay() -> None:
+def test_checked_functions_convert_given_arguments_and_keep_defaults() -> None:
     assert read(numpy.int64(3)) == (3, None, "a")
     assert type(read(numpy.int64(3))[0]) is int
     assert read(1, share=numpy.float32(0.5), names=["a", "b"]) == (1, 0.5, ("a", "b"))
@@ -50,13 +50,13 @@ def test_given_arguments_are_converted_and_defaults_stay() -> None:
         ({"names": {"a": 1}}, "names is {'a': 1}; give names"),
     ],
 )
-def test_arguments_of_another_type_are_named_with_the_remedy(given: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_named_with_the_remedy(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         read(**{"count": 1} | given)
     assert message in str(caught.value)
 
 
-def test_a_value_whose_own_methods_fail_is_named_too() -> None:
+def test_an_invalid_argument_is_named_even_if_its_own_methods_raise() -> None:
     class Hostile:
         def __index__(self) -> int:
             raise RuntimeError
@@ -89,13 +89,13 @@ def space(trial: Any) -> dict[str, Any]:
     ],
     ids=lambda given: re.sub(" at 0x.*", "", repr(given)),
 )
-def test_preflight_names_invalid_arguments_and_sizes_that_would_never_end(given: dict[str, Any]) -> None:
+def test_preflight_names_invalid_arguments_and_oversized_searches(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(given))):
         hpstage.preflight(space, **{"steps": 4, "n_trials": 3, "step_seconds": 1.0} | given)
 
 
 @pytest.mark.parametrize("given", [{"n_workers": -1}, {"n_workers": 10**6}, {"gpus": False}, {"preload": "torch"}])
-def test_a_local_cluster_of_a_senseless_size_is_not_started(given: dict[str, Any]) -> None:
+def test_local_cluster_names_invalid_arguments(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(given))):
         hpstage.local_cluster(**given)
 
@@ -115,7 +115,7 @@ def test_an_error_of_the_users_module_shows_only_the_users_frames(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_no_input_of_the_matrix_ends_in_a_traceback_hangs_or_is_accepted_wrongly(tmp_path: Path) -> None:
+def test_the_input_matrix_script_finds_no_traceback_hang_or_wrong_acceptance(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "scripts" / "matrix_inputs.py")]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=3000)

@@ -20,6 +20,8 @@ from hpstage.schedule.space import describe
         ({"a": 1, "keep_at": range(1, 10**9)}, "more than 100,000"),
     ],
 )
-def test_invalid_names_and_steps_to_keep_are_refused(returned: dict[str, Any], message: str) -> None:
+def test_invalid_hyperparameter_names_and_too_many_steps_to_keep_are_refused(
+    returned: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ScheduleError, match=message):
         describe(lambda _: returned, FixedTrial({}), 4)

@@ -34,7 +34,7 @@ def side_by_side(draw: st.DrawFn) -> list[Schedule]:
 @given(side_by_side())
 @example([s.piecewise({0: 1, 4: True, 8: 1}), s.piecewise({0: 0.5, 4: 0.25, 8: 0.5})])
 @example([s.piecewise({0: 1, 12: 2}), s.piecewise({0: 2, 12: 1})])
-def test_pieces_give_the_value_at_every_step(schedules: list[Schedule]) -> None:
+def test_pieces_of_several_schedules_give_their_values_at_every_step(schedules: list[Schedule]) -> None:
     given_values, at = [], 0
     for start, stop, values, forms in pieces(schedules, STEPS):
         assert start == at < stop

@@ -31,7 +31,7 @@ METRICS = st.lists(
     start=st.integers(0, 3),
     every=st.integers(1, 3),
 )
-def test_values_are_those_of_torch(
+def test_plateau_values_equal_those_of_reduce_lr_on_plateau(
     metrics: list[float], mode: Mode, start: int, every: int, threshold_mode: Any, **options: Any
 ) -> None:
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.3)
@@ -48,14 +48,14 @@ def test_values_are_those_of_torch(
     assert list(descent.schedule().values(len(expected))) == expected
 
 
-def test_the_metric_decides_after_each_look_but_not_at_the_end() -> None:
+def test_a_plateau_reads_the_metric_at_each_interval_but_not_at_the_end() -> None:
     assert list(s.plateau(0.1).looks(4)) == [1, 2, 3]
     after = s.linear(0.1, total_iters=5).until(5).then(s.plateau(0.1, every=2))
     assert after.start == 5
     assert list(after.looks(11)) == [7, 9]
 
 
-def test_a_plateau_is_cut_as_other_schedules_are() -> None:
+def test_a_plateau_can_be_cut_within_its_length_but_not_continued() -> None:
     warm = s.linear(0.1, total_iters=5).until(5)
     plateau = warm.then(s.plateau(0.1).until(4))
     assert plateau.length == 9
@@ -81,6 +81,6 @@ def test_a_plateau_is_cut_as_other_schedules_are() -> None:
         ({"value": "a"}, "value is 'a'"),
     ],
 )
-def test_arguments_that_are_not_valid_are_named(options: dict[str, Any], message: str) -> None:
+def test_invalid_plateau_arguments_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
         s.plateau(**({"value": 0.1} | options))

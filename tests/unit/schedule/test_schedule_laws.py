@@ -77,7 +77,7 @@ def test_a_schedule_cut_anywhere_and_rejoined_is_the_same_schedule(schedule: Sch
 
 
 @given(schedules, st.data())
-def test_a_cut_keeps_every_value_bit_for_bit(schedule: Schedule, data: st.DataObject) -> None:
+def test_cutting_a_schedule_keeps_every_value_bit_for_bit(schedule: Schedule, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, reach(schedule)))
     whole = written_out(schedule)
     assert written_out(schedule.until(at)) == whole[:at]
@@ -87,7 +87,9 @@ def test_a_cut_keeps_every_value_bit_for_bit(schedule: Schedule, data: st.DataOb
 
 
 @given(bounded_ones, schedules)
-def test_a_joined_schedule_counts_its_steps_from_the_joint(first: Schedule, second: Schedule) -> None:
+def test_joined_schedules_have_the_values_of_the_first_then_those_of_the_second(
+    first: Schedule, second: Schedule
+) -> None:
     assert (
         written_out(first.then(second))[: reach(first) + reach(second)]
         == (written_out(first) + written_out(second))[: reach(first.then(second))]
@@ -95,12 +97,12 @@ def test_a_joined_schedule_counts_its_steps_from_the_joint(first: Schedule, seco
 
 
 @given(bounded_ones, bounded_ones, schedules)
-def test_joining_is_associative(first: Schedule, second: Schedule, third: Schedule) -> None:
+def test_joining_schedules_is_associative(first: Schedule, second: Schedule, third: Schedule) -> None:
     assert first.then(second).then(third) == first.then(second.then(third))
 
 
 @given(schedules, st.integers(0, 1000))
-def test_a_form_shifted_there_and_back_is_the_same_form(schedule: Schedule, by: int) -> None:
+def test_a_form_is_unchanged_after_a_shift_forth_and_back(schedule: Schedule, by: int) -> None:
     for start, stop, form in schedule.pieces():
         assert form.shifted(by).shifted(-by) == form
         for step in range(start, min(stop or HORIZON, HORIZON)):
@@ -108,7 +110,7 @@ def test_a_form_shifted_there_and_back_is_the_same_form(schedule: Schedule, by: 
 
 
 @given(schedules, st.integers(1, HORIZON))
-def test_cutting_a_segment_changes_no_form_of_more_than_one_step(schedule: Schedule, at: int) -> None:
+def test_a_cut_keeps_the_form_of_segments_over_one_step_except_staircases(schedule: Schedule, at: int) -> None:
     at = min(at, reach(schedule))
     before = {start: form for start, _, form in schedule.pieces()}
     for start, stop, form in schedule.until(at).pieces():
@@ -125,12 +127,12 @@ def evaluated(text: str) -> object:
 
 
 @given(schedules)
-def test_the_repr_of_a_schedule_is_an_expression_that_makes_it(schedule: Schedule) -> None:
+def test_the_repr_of_a_schedule_evaluates_to_the_schedule(schedule: Schedule) -> None:
     assert evaluated(repr(schedule)) == schedule
 
 
 @given(schedules, st.integers(0, 12), st.integers(0, 12))
-def test_the_repr_of_a_part_of_a_schedule_is_an_expression_that_makes_it(
+def test_the_repr_of_a_section_of_a_schedule_evaluates_to_the_section(
     schedule: Schedule, first: int, length: int
 ) -> None:
     if schedule.length is None or schedule.length >= first + length:
@@ -159,11 +161,11 @@ def test_the_repr_of_a_part_of_a_schedule_is_an_expression_that_makes_it(
         "linear(0.1, start_factor=0.5, total_iters=5).until(5).then(plateau(0.1, factor=0.5)).until(50)",
     ],
 )
-def test_a_schedule_is_shown_as_it_is_written(text: str) -> None:
+def test_the_repr_of_a_schedule_is_the_expression_that_built_it(text: str) -> None:
     assert repr(evaluated(text)) == text
 
 
-def test_a_line_that_the_plan_has_cut_where_it_agrees_with_what_follows_is_shown_as_it_was_written() -> None:
+def test_the_repr_of_a_schedule_does_not_depend_on_where_a_linear_segment_was_cut() -> None:
     given = s.constant(0.001).until(20).then(s.linear(0.003, start_factor=0.1, total_iters=5)).until(40)
     (_, _, start), (_, _, line), (_, _, end) = given.pieces()
     cut = Schedule((Segment(start, 20), Segment(line, 6), Segment(end, 14)))
@@ -175,7 +177,7 @@ def test_a_line_that_the_plan_has_cut_where_it_agrees_with_what_follows_is_shown
 
 
 @given(schedules)
-def test_pieces_are_laid_end_to_end_and_no_neighbours_are_equal(schedule: Schedule) -> None:
+def test_pieces_of_a_schedule_are_contiguous_and_neighbours_differ(schedule: Schedule) -> None:
     pieces = schedule.pieces()
     assert [start for start, _, _ in pieces[:1]] in ([], [0])
     for (_, stop, form), (start, _, following) in pairwise(pieces):
@@ -190,7 +192,7 @@ def test_pieces_are_laid_end_to_end_and_no_neighbours_are_equal(schedule: Schedu
 
 
 @given(schedules)
-def test_values_are_canonical_and_those_of_value(schedule: Schedule) -> None:
+def test_schedule_values_are_canonical_and_equal_those_read_step_by_step(schedule: Schedule) -> None:
     steps = reach(schedule)
     one_by_one = [schedule.value(step) for step in range(steps)]
     assert spelled(one_by_one) == written_out(schedule)
@@ -221,7 +223,7 @@ def test_bounded_schedules_are_equal_exactly_when_their_values_are(a: Schedule, 
 
 
 @given(schedules.filter(lambda one: one.length is not None))
-def test_a_schedule_equals_itself_sampled(schedule: Schedule) -> None:
+def test_a_bounded_schedule_equals_a_sampled_schedule_of_its_values(schedule: Schedule) -> None:
     assert schedule.length is not None
     table = s.sampled(schedule.value, schedule.length)
     assert table == schedule
@@ -230,7 +232,7 @@ def test_a_schedule_equals_itself_sampled(schedule: Schedule) -> None:
 
 
 @given(schedules, schedules)
-def test_equal_open_schedules_have_equal_values(a: Schedule, b: Schedule) -> None:
+def test_equal_schedules_have_equal_values_and_hashes(a: Schedule, b: Schedule) -> None:
     if a == b:
         assert written_out(a) == written_out(b)
         assert hash(a) == hash(b)
@@ -264,7 +266,7 @@ def test_equal_open_schedules_have_equal_values(a: Schedule, b: Schedule) -> Non
         (s.sampled([]), s.constant("a").until(0)),
     ],
 )
-def test_a_schedule_written_in_two_ways_is_equal(one: Schedule, other: Schedule) -> None:
+def test_schedules_of_equal_values_are_equal_however_they_are_written(one: Schedule, other: Schedule) -> None:
     assert one == other
     assert other == one
     assert hash(one) == hash(other)
@@ -285,12 +287,12 @@ def test_a_schedule_written_in_two_ways_is_equal(one: Schedule, other: Schedule)
         (s.cosine(0.1, 10), s.cosine(0.1, 10).since(1)),
     ],
 )
-def test_schedules_of_different_values_differ(one: Schedule, other: Schedule) -> None:
+def test_schedules_of_different_values_or_lengths_are_not_equal(one: Schedule, other: Schedule) -> None:
     assert one != other
     assert other != one
 
 
-def test_a_schedule_is_not_equal_to_what_is_not_a_schedule() -> None:
+def test_a_schedule_does_not_equal_a_plain_number() -> None:
     assert s.constant(1) != 1
 
 
@@ -298,7 +300,9 @@ def test_a_schedule_is_not_equal_to_what_is_not_a_schedule() -> None:
 
 
 @given(schedules, schedules, st.integers(0, HORIZON), st.integers(0, HORIZON))
-def test_agreement_is_the_first_step_at_which_values_differ(a: Schedule, b: Schedule, start: int, stop: int) -> None:
+def test_agreement_of_two_forms_is_the_first_step_at_which_their_values_differ(
+    a: Schedule, b: Schedule, start: int, stop: int
+) -> None:
     def first_difference(one: Form, other: Form) -> int:
         return next((t for t in range(start, stop) if not s.same(one.value(t), other.value(t))), stop)
 
@@ -309,7 +313,7 @@ def test_agreement_is_the_first_step_at_which_values_differ(a: Schedule, b: Sche
 
 
 @given(schedules)
-def test_a_form_holds_its_value_for_as_long_as_it_says(schedule: Schedule) -> None:
+def test_a_form_keeps_its_value_until_the_step_that_holds_returns(schedule: Schedule) -> None:
     for start, stop, form in schedule.pieces():
         for step in range(start, min(stop or HORIZON, HORIZON)):
             assert form.holds(step) > step
@@ -317,18 +321,18 @@ def test_a_form_holds_its_value_for_as_long_as_it_says(schedule: Schedule) -> No
                 assert s.same(form.value(held), form.value(step))
 
 
-def test_agreement_of_staircases_is_found_in_as_many_comparisons_as_there_are_stairs() -> None:
+def test_agreement_of_a_staircase_is_found_across_a_billion_steps() -> None:
     stairs = s.step(0.1, 1_000_000_000).segments[0].form
     assert s.agreement(stairs, s.Constant(0.1), 0, 2**50) == 1_000_000_000
 
 
-def test_a_form_without_a_value_beyond_its_segment_diverges_there() -> None:
+def test_agreement_of_two_forms_ends_at_the_step_where_an_exponential_overflows() -> None:
     explosive = s.exponential(1.0, 1e300).until(2)
     form = explosive.form_at(1)
     assert s.agreement(form, s.Constant(1), 2, 9) == 2
 
 
-def test_a_sampled_form_keeps_its_last_value() -> None:
+def test_a_sampled_form_keeps_its_last_value_after_its_end() -> None:
     form = s.sampled([3, 2, 1]).segments[0].form
     assert s.agreement(form, s.Constant(1), 2, 2**50) == 2**50
 
@@ -339,7 +343,7 @@ def test_a_sampled_form_keeps_its_last_value() -> None:
     st.lists(st.integers(0, 9), max_size=3),
     st.one_of(st.none(), st.integers(0, 9)),
 )
-def test_the_normal_form_has_the_values_of_the_forms_that_were_written(
+def test_normalizing_a_schedule_keeps_every_value(
     values: list[Scalar], origin: int, lengths: list[int], last: int | None
 ) -> None:
     # A table is the form that normalisation takes apart the most; windows reach past both of its ends.
@@ -351,7 +355,7 @@ def test_the_normal_form_has_the_values_of_the_forms_that_were_written(
 
 
 @given(st.lists(st.tuples(st.sampled_from([0, 1, True, 1.5, "a", None]), st.none() | st.integers(0, 3)), max_size=5))
-def test_forms_that_pass_the_quick_check_are_normal(written: list[tuple[Scalar, int | None]]) -> None:
+def test_segments_that_pass_the_quick_check_are_in_normal_form(written: list[tuple[Scalar, int | None]]) -> None:
     segments = tuple(s.Segment(s.Constant(scalar), length) for scalar, length in written)
     try:
         normal = _normal(segments)
@@ -364,12 +368,12 @@ def test_forms_that_pass_the_quick_check_are_normal(written: list[tuple[Scalar, 
         assert _is_normal(segments) or one or spelled(normal) != spelled(segments)
 
 
-def test_only_constants_do_not_vary() -> None:
+def test_a_linear_form_varies_and_a_constant_form_does_not() -> None:
     assert not s.varies(s.Constant("a"))
     assert s.varies(s.Linear(0.1, 0.1))
 
 
-def test_long_schedules_cost_no_work_per_step() -> None:
+def test_cutting_a_long_schedule_costs_no_work_per_step() -> None:
     # Any work per step would outlast the test's time limit.
     for schedule in (
         s.cosine(0.1, 10**12),
@@ -383,7 +387,7 @@ def test_long_schedules_cost_no_work_per_step() -> None:
 
 
 @given(schedules)
-def test_a_schedule_written_as_json_and_read_back_is_the_same(schedule: Schedule) -> None:
+def test_a_schedule_survives_a_round_trip_through_json(schedule: Schedule) -> None:
     back = msgspec.json.decode(msgspec.json.encode(schedule), type=Schedule)
     assert back == schedule
     assert back.segments == schedule.segments

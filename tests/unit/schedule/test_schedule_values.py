@@ -56,14 +56,14 @@ class Depth(enum.IntEnum):
         (Depth.DEEP, 50),
     ],
 )
-def test_a_value_has_one_spelling(written: object, spelled: object) -> None:
+def test_a_value_is_converted_to_its_canonical_python_value(written: object, spelled: object) -> None:
     value = s.canonical(written)
     assert value == spelled
     assert type(value) is type(spelled)
 
 
 @given(st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.integers(-(2**63), 2**64 - 1), st.booleans()))
-def test_canonical_values_that_python_holds_equal_are_the_same_or_a_bool(value: float) -> None:
+def test_a_canonical_value_equals_its_source_and_survives_json(value: float) -> None:
     plain = s.canonical(value)
     assert plain == value
     assert s.canonical(plain) is plain
@@ -77,7 +77,7 @@ def test_canonical_values_that_python_holds_equal_are_the_same_or_a_bool(value: 
     "value",
     [math.nan, math.inf, -math.inf, np.float32("nan"), [1], (1,), {}, b"x", 1j, object, 2**64, -(2**63) - 1],
 )
-def test_what_is_not_a_finite_json_scalar_is_refused_by_name(value: object) -> None:
+def test_a_value_that_is_not_a_finite_json_scalar_is_named_in_the_error(value: object) -> None:
     with pytest.raises(ScheduleError) as caught:
         s.canonical(value)
     named = "the class object" if value is object else repr(value).removeprefix("np.float32(").removesuffix(")")
@@ -85,12 +85,12 @@ def test_what_is_not_a_finite_json_scalar_is_refused_by_name(value: object) -> N
 
 
 @pytest.mark.parametrize("value", ["\ud800", np.array([1.0]), Ellipsis])
-def test_what_json_cannot_carry_is_refused(value: object) -> None:
+def test_a_constant_schedule_of_a_value_that_json_cannot_hold_is_refused(value: object) -> None:
     with pytest.raises(ScheduleError):
         s.constant(value)  # type: ignore[arg-type]
 
 
-def test_booleans_are_not_numbers() -> None:
+def test_booleans_do_not_equal_numbers_in_schedules() -> None:
     assert not s.same(True, 1)
     assert not s.same(0, False)
     assert s.same(True, True)
@@ -99,7 +99,7 @@ def test_booleans_are_not_numbers() -> None:
     assert s.Sampled((True, 2)) != s.Sampled((1, 2))
 
 
-def test_whole_values_of_a_curve_are_integers() -> None:
+def test_whole_values_of_a_multistep_schedule_are_integers() -> None:
     batch_size = s.multistep(32, [1, 2], gamma=2)
     assert [type(value) for value in batch_size.values(3)] == [int, int, int]
     assert list(batch_size.values(3)) == [32, 64, 128]
@@ -113,7 +113,7 @@ def test_a_schedule_may_have_strings_as_values() -> None:
 # --- what the constructors mean ---------------------------------------------------------------------------
 
 
-def test_a_warm_up_spends_no_step_at_zero_and_ends_at_the_value() -> None:
+def test_a_wsd_warmup_starts_above_zero_and_ends_at_the_peak_value() -> None:
     values = list(s.wsd(0.8, 10, warmup=4, decay=4).values(10))
     assert values == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8, 0.8, 0.6, 0.4, 0.2])
     assert values[3:7] == [0.8] * 4
@@ -127,7 +127,7 @@ def test_a_warm_up_spends_no_step_at_zero_and_ends_at_the_value() -> None:
         ("1-sqrt", lambda x: 1 - math.sqrt(x)),
     ],
 )
-def test_a_decay_starts_at_the_value_and_would_reach_the_final_one_at_the_end(
+def test_a_wsd_decay_starts_at_the_peak_and_reaches_the_final_value_one_step_after_its_last(
     form: str, share: Callable[[float], float]
 ) -> None:
     schedule = s.wsd(0.5, 30, warmup=0, decay=20, final=0.1, decay_form=form)  # type: ignore[arg-type]
@@ -136,24 +136,24 @@ def test_a_decay_starts_at_the_value_and_would_reach_the_final_one_at_the_end(
     assert schedule.form_at(29).value(30) == pytest.approx(0.1)
 
 
-def test_decays_from_one_trunk_share_it_up_to_the_first_step_after_the_joint() -> None:
+def test_wsd_schedules_of_two_lengths_are_equal_through_the_first_decay_step() -> None:
     early, late = s.wsd(0.1, 60, warmup=5, decay=20), s.wsd(0.1, 100, warmup=5, decay=20)
     assert early.until(41) == late.until(41)
     assert early.until(42) != late.until(42)
 
 
-def test_warm_ups_of_one_slope_are_one_form() -> None:
+def test_wsd_warmups_of_equal_slope_have_equal_forms() -> None:
     low, high = s.wsd(0.125, 50, warmup=5, decay=0), s.wsd(0.25, 50, warmup=10, decay=0)
     assert low.until(5) == high.until(5)
     assert low.form_at(0) == high.form_at(0)
 
 
-def test_the_pieces_of_a_piecewise_schedule_count_from_their_start() -> None:
+def test_each_piece_of_a_piecewise_schedule_counts_steps_from_its_start() -> None:
     schedule = s.piecewise({0: s.linear(1.0, 0.5, 1.0, 2), 3: s.exponential(0.5, 0.5), 5: 7})
     assert list(schedule.values(7)) == [0.5, 0.75, 1, 0.5, 0.25, 7, 7]
 
 
-def test_a_callable_is_called_once_for_each_step() -> None:
+def test_a_sampled_schedule_calls_its_function_once_for_each_step() -> None:
     calls: list[int] = []
 
     def half(step: int) -> float:
@@ -166,24 +166,24 @@ def test_a_callable_is_called_once_for_each_step() -> None:
     assert s.sampled([0, 0.5, 1, 1.5]) == schedule
 
 
-def test_runs_of_equal_samples_become_constants() -> None:
+def test_consecutive_equal_samples_become_constants() -> None:
     forms = [form for _, _, form in s.sampled([1, 1, 2, 3, "a", "a", "a", 5]).pieces()]
     assert forms == [s.Constant(1), s.Sampled((2, 3), origin=2), s.Constant("a"), s.Constant(5)]
 
 
-def test_few_stairs_are_written_out_as_constants_and_many_are_not() -> None:
+def test_a_step_schedule_becomes_constants_if_it_has_few_stairs() -> None:
     assert not any(s.varies(form) for _, _, form in s.step(0.1, 30).until(300).pieces())
     assert len(s.step(0.1, 2).until(10_000).segments) == 1
 
 
-def test_plain_values_become_constant_schedules_and_schedules_stay() -> None:
+def test_as_schedule_makes_plain_values_constant_and_keeps_schedules() -> None:
     schedule = s.cosine(0.1, 10)
     assert s.as_schedule(schedule) is schedule
     assert s.as_schedule("flip") == s.constant("flip")
     assert s.constant(1).until(3).then("flip").value(3) == "flip"
 
 
-def test_schedules_can_be_members_of_sets_and_be_pickled() -> None:
+def test_schedules_can_be_pickled_and_hashed() -> None:
     schedule = s.wsd(0.1, 50, warmup=5, decay=5).then(s.sampled([1, 2, "a"]))
     assert pickle.loads(pickle.dumps(schedule)) == schedule  # noqa: S301  # our own bytes
     assert {s.constant(1), s.constant(1.0), s.multistep(1, [])} == {s.constant(1)}
@@ -247,14 +247,12 @@ untyped: Any = s  # misused on purpose, past the type checker
         (lambda: untyped.constant(1).since(0.5), "step is 0.5"),
     ],
 )
-def test_an_invalid_schedule_is_refused_with_the_argument_and_the_remedy(
-    make: Callable[[], object], message: str
-) -> None:
+def test_an_invalid_schedule_argument_is_named_in_the_error(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
         make()
 
 
-def test_an_unbounded_exponential_is_refused_where_it_leaves_the_floats() -> None:
+def test_an_unbounded_exponential_raises_an_error_at_the_step_where_it_overflows() -> None:
     schedule = s.exponential(1.0, 10.0)
     assert schedule.value(10) == 10**10
     with pytest.raises(ScheduleError, match="no finite value at step 400"):
@@ -297,18 +295,18 @@ def written(*segments: str) -> bytes:
         '{"form":{"type":"sampled","values":[[1]]},"length":3}',
     ],
 )
-def test_bytes_that_are_not_a_schedule_are_refused(segment: str) -> None:
+def test_json_that_is_not_a_valid_schedule_is_refused(segment: str) -> None:
     with pytest.raises(msgspec.DecodeError):
         msgspec.json.decode(written(segment), type=Schedule)
 
 
-def test_an_open_segment_can_only_be_the_last() -> None:
+def test_only_the_last_segment_of_a_schedule_may_be_unbounded() -> None:
     one = '{"form":{"type":"constant","scalar":1}}'
     with pytest.raises(msgspec.ValidationError, match="only the last segment"):
         msgspec.json.decode(written(one, one), type=Schedule)
 
 
-def test_what_is_read_is_brought_to_the_normal_form() -> None:
+def test_a_schedule_read_from_json_is_normalized() -> None:
     read = msgspec.json.decode(
         written(
             '{"form":{"type":"constant","scalar":1.0},"length":2}',
@@ -321,7 +319,7 @@ def test_what_is_read_is_brought_to_the_normal_form() -> None:
     assert read.segments == (s.Segment(s.Constant(1), 1000000000004),)
 
 
-def test_schedules_import_nothing_heavy() -> None:
+def test_importing_hpstage_schedule_imports_no_heavy_package() -> None:
     heavy = "{'torch', 'numpy', 'dask', 'distributed', 'optuna', 'redis', 'matplotlib'}"
     code = f"import sys, hpstage.schedule; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -332,6 +330,6 @@ def test_schedules_import_nothing_heavy() -> None:
     ("course", "remedy"),
     [([0.1, 0.01], "sampled"), ((1, 2), "sampled"), (lambda step: 0.1, "sampled"), ({0: 0.1, 5: 0.01}, "piecewise")],
 )
-def test_a_sequence_given_as_a_value_is_refused_with_the_schedule_to_use(course: Any, remedy: str) -> None:
+def test_the_error_for_a_sequence_given_as_a_value_names_the_schedule_to_use(course: Any, remedy: str) -> None:
     with pytest.raises(ScheduleError, match=rf"is not a value; for values over steps, use hpstage.schedule.{remedy}\("):
         s.as_schedule(course)

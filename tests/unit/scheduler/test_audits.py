@@ -59,7 +59,7 @@ def audits_of(search: Search) -> list[Audited]:
     return [fact for fact in read_facts(search.journal) if isinstance(fact, Audited)]
 
 
-def test_an_idle_worker_trains_again_what_a_chain_trained_between_two_kept_states() -> None:
+def test_an_idle_worker_trains_a_segment_between_two_saved_states_again() -> None:
     executor = Recording(2)
     search = run(executor, lopsided())
     assert executor.audited
@@ -85,7 +85,7 @@ def test_an_idle_worker_trains_again_what_a_chain_trained_between_two_kept_state
     }
 
 
-def test_a_worker_audits_once_it_was_idle_for_as_long_as_an_audit_takes_to_begin() -> None:
+def test_a_worker_audits_only_after_it_was_idle_for_the_time_that_an_audit_takes_to_start() -> None:
     """The second worker is idle from 8 s on; before any was measured, an audit is taken to begin within 1.5 s."""
     executor = Recording(2, step_seconds=lambda hp: 0.1)
     run(executor, lopsided(400, 80))
@@ -99,7 +99,7 @@ def test_no_state_is_audited_twice() -> None:
     assert len(equal) == len(set(equal)) > 8
 
 
-def test_a_chain_starts_when_it_would_have_without_audits() -> None:
+def test_chains_start_at_the_same_times_with_and_without_audits() -> None:
     """The third trial becomes known while an audit runs that would take much longer."""
 
     def makespan(audit: bool) -> tuple[float, list[tuple[float, WorkerId]]]:
@@ -125,7 +125,7 @@ def test_a_chain_starts_when_it_would_have_without_audits() -> None:
     assert makespan(audit=True) == makespan(audit=False)
 
 
-def test_an_audit_is_ended_before_a_chain_starts_on_its_worker() -> None:
+def test_an_audit_is_stopped_before_a_chain_starts_on_its_worker() -> None:
     executor = Recording(2, audit_seconds=1000.0)
     search = Search(executor, audit=True, checkpoint_every=4)
     first = lopsided()
@@ -146,7 +146,7 @@ def test_an_audit_is_ended_before_a_chain_starts_on_its_worker() -> None:
     assert (stopped.outcome, stopped.compared) == ("stopped", 0)
 
 
-def test_the_driver_waits_for_no_audit_if_no_worker_is_idle() -> None:
+def test_no_audit_is_due_if_nothing_was_trained_or_no_worker_is_idle() -> None:
     """Else the driver would look again at once, and again."""
     executor = Recording(2)
     search = Search(executor, audit=True, checkpoint_every=4)
@@ -164,7 +164,7 @@ def test_the_driver_waits_for_no_audit_if_no_worker_is_idle() -> None:
     search.answers(6 - len(answers))
 
 
-def test_audits_are_the_work_of_no_trial() -> None:
+def test_audits_do_not_count_in_the_totals_of_a_search() -> None:
     with_audits, without = run(Recording(2), lopsided()), Search(SimulatedExecutor(2), checkpoint_every=4)
     without.run(lopsided(), [40, 8])
     assert any(fact.seconds for fact in audits_of(with_audits))
@@ -172,7 +172,7 @@ def test_audits_are_the_work_of_no_trial() -> None:
     assert with_audits.driver.accounting.whole() == without.driver.accounting.whole()
 
 
-def test_a_difference_ends_the_search_and_later_calls_and_both_ways_are_named() -> None:
+def test_an_audit_that_finds_a_difference_ends_the_search_and_later_calls() -> None:
     trials = lopsided()
     plan = SearchPlan(WORKLOAD)
     for one in trials:
@@ -207,7 +207,7 @@ def two_regimes() -> list[TrialAdded]:
     return [trial(0, {"a": s.constant(0.5)}, 8), trial(1, {"a": s.constant(2)}, 8)]
 
 
-def test_after_the_last_stage_each_regime_without_an_audit_is_audited_once() -> None:
+def test_each_unaudited_regime_is_audited_once_after_the_last_stage() -> None:
     executor = Recording(2, audit_seconds=1.0)
     search = run(executor, two_regimes())
     assert not executor.audited, "no worker was idle"
@@ -224,7 +224,7 @@ def test_an_audit_longer_than_the_budget_is_not_started() -> None:
     assert not executor.audited
 
 
-def test_a_short_segment_is_audited_even_if_others_exceed_the_budget() -> None:
+def test_a_short_segment_is_audited_even_if_longer_segments_exceed_the_budget() -> None:
     executor = Recording(1)
     search = Search(executor, audit=True, checkpoint_every=30)
     trials = [trial(i, {"a": s.piecewise({0: 2, 30: 3, 32: 4 + i})}, 62) for i in range(2)]
@@ -234,7 +234,7 @@ def test_a_short_segment_is_audited_even_if_others_exceed_the_budget() -> None:
     assert [audit.segment.stop - audit.segment.start for _, _, audit in executor.audited] == [2]
 
 
-def test_an_ended_audit_is_gone_before_its_worker_audits_again() -> None:
+def test_a_worker_gets_no_new_audit_before_its_stopped_audit_has_ended() -> None:
     executor = Recording(2, audit_seconds=1000.0)
     search = Search(executor, audit=True, checkpoint_every=4)
     trials = lopsided()
@@ -252,7 +252,7 @@ def test_an_ended_audit_is_gone_before_its_worker_audits_again() -> None:
     assert [fact.outcome for fact in audits_of(search)] == ["stopped"]
 
 
-def test_an_audit_that_takes_longer_than_expected_is_ended_with_the_budget() -> None:
+def test_an_audit_that_takes_longer_than_expected_is_stopped_when_the_budget_is_spent() -> None:
     class Waiting(Recording):
         def wait(self, timeout: float | None) -> list[Report]:
             """Let time pass as real executors do, where nothing happens."""
@@ -269,7 +269,7 @@ def test_an_audit_that_takes_longer_than_expected_is_ended_with_the_budget() -> 
     assert executor.clock() - before == pytest.approx(20.0, abs=0.21)
 
 
-def test_nobody_waits_without_a_budget_or_once_the_caller_is_interrupted() -> None:
+def test_no_audit_starts_after_the_last_stage_without_a_budget_or_after_an_interrupt() -> None:
     executor = Recording(2)
     search = run(executor, two_regimes())
     search.driver.audit_rest(0.0, lambda: True)
@@ -295,14 +295,14 @@ def trained(trials: Iterable[TrialAdded]) -> SearchPlan:
     return search.plan
 
 
-def test_the_order_is_that_of_the_seed_and_every_state_has_its_turn() -> None:
+def test_the_seed_decides_the_order_in_which_all_states_are_drawn_for_audits() -> None:
     plan = trained(lopsided())
     first, again, other = drawn_from(plan, "1"), drawn_from(plan, "1"), drawn_from(plan, "2")
     assert [one.ref for one in first] == [one.ref for one in again] != [one.ref for one in other]
     assert {one.ref for one in first} == {one.ref for one in other} == {state.ref for state in plan.kept.values()}
 
 
-def test_late_states_come_first_in_proportion_to_their_steps() -> None:
+def test_the_chance_that_a_state_is_drawn_first_for_an_audit_is_proportional_to_its_step() -> None:
     plan = trained([trial(0, {"a": s.constant(1)}, 40)])
     first = Counter(drawn_from(plan, f"{seed}")[0].step for seed in range(2000))
     total = sum(range(4, 41, 4))
@@ -310,7 +310,7 @@ def test_late_states_come_first_in_proportion_to_their_steps() -> None:
         assert first[step] == pytest.approx(2000 * step / total, abs=4 * (2000 * step / total) ** 0.5)
 
 
-def test_a_regime_that_was_not_audited_comes_first_more_often() -> None:
+def test_states_of_unaudited_regimes_are_drawn_more_often_than_states_of_audited_regimes() -> None:
     plan = trained(two_regimes())
     second = Counter()
     for seed in range(2000):
@@ -322,7 +322,7 @@ def test_a_regime_that_was_not_audited_comes_first_more_often() -> None:
     assert second[True] / 2000 == pytest.approx(expected, abs=0.04)
 
 
-def test_a_resumed_search_continues_with_states_that_were_not_audited() -> None:
+def test_a_resumed_search_draws_only_unaudited_states_for_audits() -> None:
     journal = MemoryJournal()
     search = Search(Recording(2), journal, audit=True, checkpoint_every=4)
     search.run(lopsided(), [40, 8])
@@ -331,13 +331,13 @@ def test_a_resumed_search_continues_with_states_that_were_not_audited() -> None:
     assert left == {state.ref for state in search.plan.kept.values()} - search.plan.audited
 
 
-def test_a_snapshot_holds_what_was_audited() -> None:
+def test_a_snapshot_of_a_plan_holds_its_audited_states() -> None:
     search = run(Recording(2), lopsided())
     again = restored(snapshot_of(search.plan), WORKLOAD, sharing=True)
     assert again.audited == search.plan.audited
 
 
-def test_now_and_then_a_whole_trial_is_trained_from_nothing_and_all_that_it_kept_is_compared() -> None:
+def test_every_eighth_audit_trains_a_whole_trial_again_and_compares_all_its_saved_states() -> None:
     parting = [trial(i, {"a": s.piecewise({0: 1, 8: i + 1})}, 40) for i in range(2)]
     search = Search(Recording(1), checkpoint_every=4)
     search.run(parting, [40, 40])
@@ -355,7 +355,7 @@ def test_now_and_then_a_whole_trial_is_trained_from_nothing_and_all_that_it_kept
     assert [audit.segment.captured for audit in audits[7::8]][:2] == [False, False]
 
 
-def test_an_audit_starts_from_the_nearest_saved_state_and_compares_the_known_ones_after_it() -> None:
+def test_an_audit_starts_from_the_nearest_saved_state_and_compares_every_known_state_after_it() -> None:
     plan = trained([trial(i, {"a": s.piecewise({0: 1, 12: i + 1})}, 16) for i in range(2)])
     node = plan.trials[TrialId("study/1")].node_at(16)
     assert node.parent is not None

@@ -50,7 +50,7 @@ class CutOff(SimulatedExecutor):
             super().start(worker, chain)
 
 
-def test_a_worker_that_is_cut_off_is_given_no_work_for_a_while_that_doubles_and_comes_back(
+def test_a_worker_that_cannot_use_checkpoints_is_tried_again_after_doubling_pauses(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     trials = [trial(i, {"a": s.constant(i)}, 12) for i in range(4)]
@@ -68,7 +68,7 @@ def test_a_worker_that_is_cut_off_is_given_no_work_for_a_while_that_doubles_and_
     assert "sim-1" in logged[0] and "no such mount" in logged[0] and "sim-1 can use the checkpoints again" in logged[1]
 
 
-def test_an_outage_for_all_workers_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_search_waits_while_no_worker_can_use_checkpoints(caplog: pytest.LogCaptureFixture) -> None:
     executor = CutOff(2, {"sim-0": (0.0, 100.0), "sim-1": (0.0, 100.0)})
     search = Search(executor)
     with caplog.at_level(logging.WARNING, "hpstage"):
@@ -78,7 +78,7 @@ def test_an_outage_for_all_workers_is_waited_for(caplog: pytest.LogCaptureFixtur
     assert len(executor.turned_away) <= 2 * 8, "less and less often"
 
 
-def test_a_search_whose_workers_are_all_cut_off_ends_with_the_cause() -> None:
+def test_a_search_ends_with_the_cause_if_no_worker_can_use_checkpoints_within_the_timeout() -> None:
     executor = CutOff(2, {"sim-0": (0.0, 1e9), "sim-1": (0.0, 1e9)})
     executor.worker_timeout = 0.0
     search = Search(executor)
@@ -89,7 +89,7 @@ def test_a_search_whose_workers_are_all_cut_off_ends_with_the_cause() -> None:
     assert len(again.run(TRIALS, STOPS)) == len(TRIALS)
 
 
-def test_while_one_worker_can_use_them_the_search_never_gives_up() -> None:
+def test_a_search_does_not_give_up_while_one_worker_can_use_checkpoints() -> None:
     executor = CutOff(2, {"sim-1": (0.0, 1e9)})
     executor.worker_timeout = 0.0
     assert len(Search(executor).run(TRIALS, STOPS)) == len(TRIALS)
@@ -154,7 +154,7 @@ def searched(executor: SimulatedExecutor, shelf: Shelf) -> tuple[Driver, MemoryJ
     return driver, journal, sum(b"StateLost" in record for record in separated(journal).read())
 
 
-def test_a_state_missing_on_only_one_worker_is_not_written_off(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_state_that_only_one_worker_misses_is_not_recorded_as_lost(caplog: pytest.LogCaptureFixture) -> None:
     kept: set[StateKey] = set()
     executor = Blind(kept, 1e9)
     with caplog.at_level(logging.WARNING, "hpstage"):
@@ -164,7 +164,7 @@ def test_a_state_missing_on_only_one_worker_is_not_written_off(caplog: pytest.Lo
     assert "sim-1 cannot use the checkpoints" in caplog.text and "the driver finds it there and sound" in caplog.text
 
 
-def test_a_state_that_the_driver_misses_as_well_is_written_off_and_trained_again() -> None:
+def test_a_state_that_a_worker_and_the_driver_miss_is_recorded_as_lost_and_trained_again() -> None:
     kept: set[StateKey] = set()
     executor = Blind(kept, 1e9)
     executor.until = 0.0
@@ -181,7 +181,7 @@ def test_a_state_that_the_driver_misses_as_well_is_written_off_and_trained_again
     assert losing.missed == 1 and lost == 1
 
 
-def test_a_state_that_two_workers_miss_at_the_same_time_is_lost_once() -> None:
+def test_a_state_that_two_workers_miss_at_the_same_time_is_recorded_as_lost_once() -> None:
     class Missing(SimulatedExecutor):
         """Both report in one message."""
 
@@ -206,7 +206,7 @@ def test_a_state_that_two_workers_miss_at_the_same_time_is_lost_once() -> None:
 
 
 @pytest.mark.parametrize("trouble", [CheckpointUnreachable("timed out"), RuntimeError("a bug in a store")])
-def test_nothing_is_written_off_where_the_driver_cannot_check(trouble: Exception) -> None:
+def test_no_state_is_recorded_as_lost_if_the_driver_cannot_check_it(trouble: Exception) -> None:
     kept: set[StateKey] = set()
     executor = Blind(kept, 30.0)
     _, _, lost = searched(executor, Shelf(kept, trouble))
@@ -253,7 +253,7 @@ KEY = StateKey("k" * 32)
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_transient_failure_is_retried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_transient_failure_of_a_checkpoint_store_is_retried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = Refusing(tmp_path, CheckpointUnreachable("a time-out"), 3)
     patient = PatientStore(store, patience=3600.0)
     patient.enter(lambda: False)
@@ -264,14 +264,14 @@ def test_a_transient_failure_is_retried(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("error", [CheckpointFull("full"), CheckpointMissing("gone"), CheckpointCorrupt("spoilt")])
-def test_a_permanent_failure_is_not_retried(tmp_path: Path, error: CheckpointError) -> None:
+def test_a_permanent_failure_of_a_checkpoint_store_is_not_retried(tmp_path: Path, error: CheckpointError) -> None:
     store = Refusing(tmp_path, error, 1)
     with pytest.raises(type(error)):
         PatientStore(store).load(KEY)
     assert store.calls == ["load"]
 
 
-def test_a_chain_that_is_to_end_does_not_wait_for_the_place(tmp_path: Path) -> None:
+def test_a_chain_that_must_stop_does_not_wait_for_the_checkpoint_store(tmp_path: Path) -> None:
     store = Refusing(tmp_path, CheckpointUnreachable("away"), 10**6)
     patient = PatientStore(store, patience=3600.0)
     patient.enter(lambda: len(store.calls) >= 2)
@@ -281,7 +281,7 @@ def test_a_chain_that_is_to_end_does_not_wait_for_the_place(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("hasty")
-def test_after_its_patience_a_store_refuses_chains_at_their_start_until_it_can_be_written(tmp_path: Path) -> None:
+def test_a_checkpoint_store_refuses_new_chains_after_its_patience_until_it_is_writable(tmp_path: Path) -> None:
     store = Refusing(tmp_path, CheckpointUnreachable("refused"), 10**6)
     patient = PatientStore(store, patience=0.05)
     patient.enter(lambda: False)
@@ -313,7 +313,7 @@ def searching(store: object, journal: MemoryJournal, **options: Any) -> hpstage.
 
 @pytest.mark.ci
 @pytest.mark.usefixtures("hasty")
-def test_three_refused_writes_of_a_worker_write_nothing_off(
+def test_no_state_is_recorded_as_lost_after_three_refused_checkpoint_writes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PatientStore.__init__, "__kwdefaults__", {"patience": 0.0})
@@ -333,7 +333,7 @@ def test_three_refused_writes_of_a_worker_write_nothing_off(
 
 @pytest.mark.ci
 @pytest.mark.usefixtures("hasty")
-def test_a_store_that_stays_unreachable_ends_the_search_and_the_next_call_resumes(
+def test_an_unreachable_checkpoint_store_ends_the_search_and_the_next_call_resumes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PatientStore.__init__, "__kwdefaults__", {"patience": 0.05})

@@ -55,35 +55,35 @@ def branches(trials: int) -> list[TrialAdded]:
 
 
 @pytest.mark.ci
-def test_a_turn_costs_about_the_same_however_many_trials_wait() -> None:
+def test_a_driver_turn_costs_about_the_same_however_many_trials_wait() -> None:
     assert calls_per_report(8, tree(4096)) < 1.5 * calls_per_report(8, tree(1024))
 
 
-def test_a_turn_makes_a_limited_number_of_calls() -> None:
+def test_a_driver_turn_makes_a_limited_number_of_function_calls() -> None:
     assert calls_per_report(8, tree(1024)) < 775
 
 
 @pytest.mark.ci
-def test_a_turn_costs_about_the_same_however_many_workers_train() -> None:
+def test_a_driver_turn_costs_about_the_same_however_many_workers_train() -> None:
     assert calls_per_report(400, tree(4096)) < 1.5 * calls_per_report(8, tree(4096))
 
 
 @pytest.mark.ci
-def test_a_turn_costs_about_the_same_however_many_workers_train_while_few_trials_wait() -> None:
+def test_a_driver_turn_costs_about_the_same_however_many_workers_train_while_few_trials_wait() -> None:
     """When workers outnumber what waits, chains are cut so that all end together, for which all are compared."""
     requested = range(4, 25, 4)
     assert calls_per_report(400, branches(500), requested) < 2.0 * calls_per_report(40, branches(50), requested)
 
 
 @pytest.mark.ci
-def test_choosing_audits_costs_a_turn_about_the_same_however_many_trials_wait() -> None:
+def test_a_driver_turn_with_audits_costs_about_the_same_however_many_trials_wait() -> None:
     with_audits = calls_per_report(8, tree(1024), audit=True)
     assert with_audits < 1.5 * calls_per_report(8, tree(256), audit=True)
     assert with_audits < 1.2 * calls_per_report(8, tree(1024))
 
 
 @pytest.mark.ci
-def test_a_chain_costs_about_the_same_to_start_however_many_start_and_verify_forks_at_once() -> None:
+def test_starting_a_chain_costs_about_the_same_however_many_chains_start_at_once() -> None:
     def instructions(workers: int) -> float:
         search = Search(SimulatedExecutor(workers), verify="first-fork")
         trials = [trial(number, {"optimizer": s.constant(f"sgd-{number}")}, 24) for number in range(workers)]

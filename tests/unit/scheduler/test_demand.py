@@ -46,7 +46,7 @@ def demands(search: Search, answers: int) -> list[tuple[float, int]]:
     return found
 
 
-def test_a_trunk_needs_one_worker_until_a_start_before_it_forks() -> None:
+def test_workers_for_branches_are_requested_one_worker_start_before_the_fork() -> None:
     search = Search(SimulatedExecutor(1), checkpoint_every=1)
     ask(search, branches(6, 50, 100))
     wanted = dict(demands(search, 1))
@@ -54,7 +54,7 @@ def test_a_trunk_needs_one_worker_until_a_start_before_it_forks() -> None:
     assert {wanted[float(at)] for at in range(41, 50)} == {6}
 
 
-def test_no_worker_is_requested_that_would_train_for_less_than_its_start_takes() -> None:
+def test_no_worker_is_requested_that_would_train_for_less_time_than_it_takes_to_start() -> None:
     search = Search(SimulatedExecutor(1), checkpoint_every=1)
     ask(search, branches(6, 50, 56))  # 36 seconds of work when the others come
     assert max(workers for _, workers in demands(search, 1)) == 3
@@ -70,7 +70,7 @@ def test_only_one_worker_is_requested_before_seconds_per_step_are_known() -> Non
     assert search.scheduler.demands.at(search.executor.clock(), START) == 6
 
 
-def test_between_reports_steps_are_estimated_by_what_the_first_took() -> None:
+def test_remaining_work_estimates_the_steps_trained_since_the_last_report() -> None:
     search = Search(SimulatedExecutor(2, step_seconds=2.0), checkpoint_every=None)
     ask(search, [trial(0, {"a": s.constant(0)}, 20), trial(1, {"a": s.constant(1)}, 100)])
     while search.plan.totals.steps_trained < 2:
@@ -84,7 +84,7 @@ def test_between_reports_steps_are_estimated_by_what_the_first_took() -> None:
     assert estimates[3].steps_since <= 116  # that of no report is never taken for trained
 
 
-def test_a_worker_that_was_needed_stays_for_as_long_as_starting_one_takes() -> None:
+def test_an_idle_worker_is_kept_for_as_long_as_a_worker_takes_to_start() -> None:
     search = Search(SimulatedExecutor(3), checkpoint_every=1)
     ask(search, [trial(0, {"a": s.constant(0)}, 60), *branches(2, 0, 20, first=1)])
     wanted = dict(demands(search, 3))
@@ -96,7 +96,7 @@ def test_a_worker_that_was_needed_stays_for_as_long_as_starting_one_takes() -> N
 @pytest.mark.parametrize(
     ("driver", "other", "same_pool", "counts"), [("a", "b", 1, 1), ("b", "a", 1, 0), ("b", "a", 0, 1)]
 )
-def test_one_of_two_drivers_on_the_same_workers_requests_workers_for_both(
+def test_only_one_of_two_drivers_on_the_same_workers_requests_workers(
     driver: str, other: str, same_pool: int, counts: int
 ) -> None:
     executor = SimulatedExecutor(1)
@@ -111,7 +111,7 @@ def test_one_of_two_drivers_on_the_same_workers_requests_workers_for_both(
 
 @pytest.mark.ci
 @given(searches(), st.integers(1, 4), st.sampled_from([0.0, 0.5, 3.0, 20.0]), st.sampled_from([1, 4, 10**9]))
-def test_searches_on_workers_that_come_and_go_find_the_same_and_train_nothing_twice(
+def test_an_elastic_fleet_gives_the_metrics_of_one_worker_and_trains_no_step_twice(
     trials: list[TrialAdded], maximum: int, start_seconds: float, every: int
 ) -> None:
     stops = [added.steps for added in trials]
@@ -137,7 +137,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.ci
-def test_an_elastic_fleet_pays_for_what_trains_and_takes_as_long_as_the_best_fixed_one_of_its_size(shape: str) -> None:
+def test_an_elastic_fleet_is_rarely_idle_and_as_fast_as_a_fixed_fleet_of_its_size(shape: str) -> None:
     trials, stops = SHAPES[shape], [added.steps for added in SHAPES[shape]]
     seconds = {"step_seconds": 60.0, "load_seconds": 1.0, "save_seconds": 1.0, "evaluate_seconds": 5.0}
     elastic = SimulatedExecutor(SimulatedCluster(1, scaling=Scaling(1, 8, 60.0)), **seconds)
@@ -169,7 +169,7 @@ def halved(executor: SimulatedExecutor) -> float:
 
 
 @pytest.mark.ci
-def test_workers_for_the_next_rung_are_started_before_it_is_requested() -> None:
+def test_an_elastic_fleet_is_as_fast_as_a_fixed_fleet_under_successive_halving() -> None:
     seconds = {"step_seconds": 21.5, "evaluate_seconds": 5.0, "load_seconds": 1.0, "save_seconds": 1.0}
     elastic = SimulatedExecutor(SimulatedCluster(1, scaling=Scaling(1, 16, 120.0)), **seconds)
     used = halved(elastic)

@@ -59,7 +59,7 @@ class Recording(SimulatedExecutor):
     dies=st.integers(0, 40),
     each_turn=st.sampled_from([1, 16]),
 )
-def test_looking_only_at_changes_gives_workers_the_same_orders(
+def test_checking_only_changed_chains_gives_the_same_orders_as_checking_all_chains(
     trials: list[TrialAdded],
     stops: list[int],
     workers: int,

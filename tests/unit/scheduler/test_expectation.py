@@ -39,14 +39,14 @@ class Listening(SimulatedExecutor):
         super().start(worker, chain)
 
 
-def test_each_waiting_chain_starts_from_a_state_announced_to_its_worker() -> None:
+def test_waiting_chains_start_from_states_that_were_announced_to_their_workers() -> None:
     executor = Listening(2)
     Search(executor).run(FORKS, [12 + i for i in range(6)])
     assert executor.hits.count(False) <= 1, "but for those that were ready and started at once"
     assert executor.hits.count(True) >= 3
 
 
-def test_nothing_is_announced_while_no_path_waits() -> None:
+def test_no_state_is_announced_to_workers_while_no_chain_waits() -> None:
     executor = Listening(3)
     Search(executor).run([trial(i, {"a": s.constant(i)}, 8) for i in range(3)], [8] * 3)
     assert executor.announced == []
@@ -55,7 +55,7 @@ def test_nothing_is_announced_while_no_path_waits() -> None:
 @pytest.mark.parametrize(
     "trials", [FORKS, [trial(i, {"a": s.constant(i)}, 8) for i in range(9)]], ids=["forks", "roots"]
 )
-def test_only_changes_are_announced_to_a_worker(trials: list[TrialAdded]) -> None:
+def test_expected_states_are_announced_to_a_worker_only_when_they_change(trials: list[TrialAdded]) -> None:
     executor = Listening(2)
     Search(executor, checkpoint_every=1).run(trials, [added.steps for added in trials])
     last: dict[WorkerId, tuple[StateKey, ...]] = {}
@@ -65,7 +65,7 @@ def test_only_changes_are_announced_to_a_worker(trials: list[TrialAdded]) -> Non
     assert all(keys == () for keys in last.values()), "in the end nothing waits"
 
 
-def test_states_are_announced_to_few_workers_however_many_wait_and_train() -> None:
+def test_expected_states_are_announced_to_few_workers_however_many_workers_train() -> None:
     executor = Listening(20)
     trials = [trial(i, {"a": s.piecewise({0: i % 5, 3: i})}, 8 + i % 7) for i in range(100)]
     Search(executor).run(trials, [8 + i % 7 for i in range(100)])
@@ -79,7 +79,9 @@ def test_states_are_announced_to_few_workers_however_many_wait_and_train() -> No
 
 @pytest.mark.ci
 @given(searches(), st.integers(1, 4))
-def test_announcements_change_no_decision(trials: list[TrialAdded], workers: int) -> None:
+def test_announcing_states_to_workers_changes_no_decision_of_the_scheduler(
+    trials: list[TrialAdded], workers: int
+) -> None:
     stops = [8] * len(trials)
 
     def facts(executor: SimulatedExecutor) -> list[bytes]:

@@ -31,7 +31,7 @@ def widths_of(search: Search) -> list[int]:
 
 @pytest.mark.ci
 @given(searches(), st.data(), st.integers(1, 9), st.sampled_from([2, 4, 8]))
-def test_whatever_the_widths_and_whoever_dies_every_answer_is_that_of_one_worker(trials, data, workers, most):
+def test_gangs_of_any_width_give_the_metrics_of_one_worker_even_if_workers_die(trials, data, workers, most):
     efficiency = data.draw(st.floats(0.4, 1.0))
     executor = SimulatedExecutor(
         workers,
@@ -60,7 +60,7 @@ def test_whatever_the_widths_and_whoever_dies_every_answer_is_that_of_one_worker
         assert len({fact.worker, *fact.gang}) == 1 + len(fact.gang) in (1, 2, 4, 8)
 
 
-def test_idle_workers_join_a_lone_chain_and_its_seconds_are_those_of_all():
+def test_idle_workers_form_a_gang_on_a_single_chain_and_their_seconds_are_added_up():
     search = Search(SimulatedExecutor(4, virtual_nodes=4, step_seconds=10.0))
     search.run([trial(0, {"a": s.constant(1)}, 80)], [80])
     assert widths_of(search) == [4]
@@ -72,13 +72,13 @@ def test_idle_workers_join_a_lone_chain_and_its_seconds_are_those_of_all():
     assert (rest.workers, rest.own_seconds, rest.began) == (4, pytest.approx(790.0), pytest.approx(2.5))
 
 
-def test_as_many_paths_as_workers_are_trained_by_one_worker_each():
+def test_no_gang_is_formed_while_there_is_a_chain_for_each_worker():
     search = Search(SimulatedExecutor(4, virtual_nodes=4, step_seconds=10.0))
     search.run([trial(i, {"a": s.constant(i)}, 50) for i in range(8)], [50] * 8)
     assert set(widths_of(search)) == {1}
 
 
-def test_a_gang_is_narrowed_for_paths_that_come_to_wait_and_widened_again_when_they_are_done():
+def test_a_gang_shrinks_while_other_chains_wait_and_grows_again_afterwards():
     search = Search(SimulatedExecutor(4, virtual_nodes=4, step_seconds=10.0), checkpoint_every=20)
     search.driver.add([trial(0, {"a": s.constant(0)}, 100)])
     search.driver.ask("study/0", 100)
@@ -97,7 +97,7 @@ def test_a_gang_is_narrowed_for_paths_that_come_to_wait_and_widened_again_when_t
     assert search.plan.totals.steps_trained == 220
 
 
-def test_a_width_that_turns_out_slower_is_left_and_not_tried_again():
+def test_a_gang_slower_than_one_worker_is_ended_and_not_tried_again():
     executor = SimulatedExecutor(
         2, virtual_nodes=2, step_seconds=10.0, speedup=lambda width: 1.0 if width == 1 else 0.5
     )
@@ -139,7 +139,7 @@ def run_apart(search: Search, caplog: pytest.LogCaptureFixture, steps: int = 200
     return [record.message for record in caplog.records if "meet" in record.message]
 
 
-def test_gangs_end_with_one_warning_where_no_workers_ever_meet(caplog):
+def test_no_more_gangs_are_formed_after_six_attempts_in_which_no_workers_meet(caplog):
     search = Search(Apart(busy=ALL))
     first, last = run_apart(search, caplog)
     assert "2 of 2 did not meet. They train separately for 10 s, with the same results, and then try again." in first
@@ -148,7 +148,7 @@ def test_gangs_end_with_one_warning_where_no_workers_ever_meet(caplog):
     assert search.executor.clock() <= 1.05 * 2000
 
 
-def test_a_busy_worker_is_tried_again_after_ever_longer_pauses(caplog):
+def test_a_worker_that_missed_its_gang_is_tried_again_after_ever_longer_pauses(caplog):
     search = Search(Apart(busy=frozenset({"sim-3"}), until=300.0))
     said = run_apart(search, caplog)
     assert len(said) == 1 and "1 of 2 did not meet" in said[0]
@@ -162,13 +162,13 @@ def test_a_busy_worker_is_tried_again_after_ever_longer_pauses(caplog):
 
 
 @given(st.sets(st.sampled_from(sorted(ALL))), st.floats(0, 3000), st.integers(1, 3))
-def test_every_step_is_trained_once_whichever_workers_fail_to_meet(busy, until, branches):
+def test_every_step_is_trained_once_whichever_workers_fail_to_join_a_gang(busy, until, branches):
     search = Search(Apart(busy=frozenset(busy), until=until))
     answers = search.run([trial(i, {"a": s.constant(i)}, 60) for i in range(branches)], [60] * branches)
     assert len(answers) == branches and search.plan.totals.steps_trained == 60 * branches
 
 
-def test_speedups_are_learnt_and_those_not_measured_follow_from_the_nearest():
+def test_unmeasured_speedups_of_gangs_follow_from_the_nearest_measured_width():
     widths = Widths(16)
     assert widths.speedup(1) == 1.0 and widths.speedup(2) == pytest.approx(1.8)
     widths.learn(StateReached("c", "w", 0, 0, 10, 1.0, train_seconds=400.0, workers=4, alone_seconds=300.0))
@@ -206,7 +206,7 @@ def test_the_reason_why_no_gang_was_formed_is_logged(why, caplog):
     assert f"No chain was trained by several workers (virtual_nodes): {why}" in caplog.text
 
 
-def test_no_reason_is_given_where_a_gang_was_formed_or_is_impossible():
+def test_no_reason_for_missing_gangs_is_given_if_a_gang_was_formed_or_is_impossible():
     for executor in (SimulatedExecutor(2, virtual_nodes=2, step_seconds=10.0), SimulatedExecutor(2)):
         search = Search(executor)
         search.run([trial(0, {"a": s.constant(0)}, 50)], [50])
@@ -214,7 +214,7 @@ def test_no_reason_is_given_where_a_gang_was_formed_or_is_impossible():
 
 
 @pytest.mark.parametrize("workers", [pytest.param(8, marks=pytest.mark.slow), 40, 128])
-def test_a_narrow_trunk_leaves_no_worker_idle(workers, monkeypatch):
+def test_gangs_keep_the_makespan_of_a_narrow_trunk_within_10_percent_of_work_per_worker(workers, monkeypatch):
     """400 trials: with a tenth of the speed lost per doubling, at most 1.10 of work / workers."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "scripts"))
     from bench_gang_makespan import makespan

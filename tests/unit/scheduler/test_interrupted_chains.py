@@ -22,7 +22,7 @@ from tests.unit.searches import WORKLOAD, Search, trial
 
 @pytest.mark.parametrize("measured", [False, True])
 @pytest.mark.parametrize("seconds", [0.05, 1.0, 50.0])
-def test_a_chain_ends_at_its_next_step_whatever_a_step_takes(seconds: float, measured: bool) -> None:
+def test_a_stopped_chain_ends_after_its_running_step_however_long_a_step_takes(seconds: float, measured: bool) -> None:
     executor = SimulatedExecutor(1, step_seconds=seconds)
     search = Search(executor)
     if measured:
@@ -45,7 +45,7 @@ def test_a_chain_ends_at_its_next_step_whatever_a_step_takes(seconds: float, mea
     assert search.plan.totals.steps_wasted == 0
 
 
-def test_training_in_this_process_can_be_woken_at_any_step(tmp_path: Path) -> None:
+def test_waking_the_inline_executor_interrupts_training_after_the_running_step(tmp_path: Path) -> None:
     executor = hpstage.InlineExecutor()
 
     class Waking(Tape):

@@ -87,13 +87,13 @@ class Watched(SimulatedExecutor):
 # --- at intervals -----------------------------------------------------------------------------------------
 
 
-def test_every_tenth_step_is_kept_across_two_drops_of_the_learning_rate() -> None:
+def test_every_tenth_step_is_saved_across_two_drops_of_the_learning_rate() -> None:
     search = Search(SimulatedExecutor(1, step_seconds=10.0), checkpoint_every=10)
     search.run([trial(0, {"lr": s.multistep(0.1, [100, 200])}, 300)], [300])
     assert kept_at(search.plan, 0) == list(range(10, 301, 10))
 
 
-def test_a_minute_of_training_is_kept_by_default_across_two_drops_of_the_learning_rate() -> None:
+def test_each_minute_of_training_is_saved_by_default_across_two_drops_of_the_learning_rate() -> None:
     search = Search(SimulatedExecutor(1, step_seconds=10.0), checkpoint_every=None)
     search.run([trial(0, {"lr": s.multistep(0.1, [100, 200])}, 300)], [300])
     kept = kept_at(search.plan, 0)
@@ -102,7 +102,7 @@ def test_a_minute_of_training_is_kept_by_default_across_two_drops_of_the_learnin
     assert len(kept) <= 52
 
 
-def test_chains_of_steps_longer_than_the_interval_keep_each_of_them() -> None:
+def test_every_step_but_the_first_is_saved_if_a_step_takes_longer_than_the_interval() -> None:
     search = Search(SimulatedExecutor(1, step_seconds=100.0), checkpoint_every=None)
     search.run([trial(0, {"lr": s.multistep(0.1, [4])}, 8)], [8])
     assert kept_at(search.plan, 0) == [2, 3, 4, 5, 6, 7, 8], "the first is timed"
@@ -110,7 +110,7 @@ def test_chains_of_steps_longer_than_the_interval_keep_each_of_them() -> None:
 
 @given(trials=searches(), every=st.integers(1, 15), workers=st.integers(1, 4))
 @settings(max_examples=15)
-def test_every_kth_step_of_every_line_is_kept_wherever_its_schedules_change(trials, every, workers):
+def test_every_kth_step_of_every_trial_is_saved_wherever_its_schedules_change(trials, every, workers):
     search = Search(SimulatedExecutor(workers), checkpoint_every=every)
     search.run(trials, stops_of(trials))
     for number, added in enumerate(trials):
@@ -120,7 +120,7 @@ def test_every_kth_step_of_every_line_is_kept_wherever_its_schedules_change(tria
 
 @given(trials=searches(), every=st.integers(1, 15), workers=st.integers(1, 3), data=st.data())
 @settings(max_examples=20)
-def test_a_worker_that_dies_at_any_moment_costs_less_than_the_interval(trials, every, workers, data):
+def test_the_death_of_a_worker_costs_fewer_steps_than_the_checkpoint_interval(trials, every, workers, data):
     executor = Watched(workers, load_seconds=data.draw(st.sampled_from([0.0, 0.7])))
     search = Search(executor, checkpoint_every=every, max_losses=1000)
     for number in range(data.draw(st.integers(1, 4))):
@@ -132,7 +132,7 @@ def test_a_worker_that_dies_at_any_moment_costs_less_than_the_interval(trials, e
     assert search.plan.totals.steps_trained == len(histories(trials, stops_of(trials)))
 
 
-def test_a_worker_that_dies_at_step_190_costs_no_step_where_every_tenth_is_kept() -> None:
+def test_the_death_of_a_worker_costs_no_step_right_after_a_checkpoint() -> None:
     executor = Watched(1)
     search = Search(executor, checkpoint_every=10)
     executor.cluster.kill(WorkerId("sim-0"), 190.5)
@@ -142,7 +142,7 @@ def test_a_worker_that_dies_at_step_190_costs_no_step_where_every_tenth_is_kept(
     assert executor.clock() == 200.0 + 110.0
 
 
-def test_losses_on_the_way_from_one_state_are_counted_together_beyond_a_chains_first_leg() -> None:
+def test_worker_deaths_in_a_stage_count_together_whether_or_not_the_chain_began_there() -> None:
     """The stage from step 5 on kills three workers: one that came from before, two that began there."""
     executor = SimulatedExecutor(1)
     search = Search(executor, checkpoint_every=None)
@@ -154,7 +154,7 @@ def test_losses_on_the_way_from_one_state_are_counted_together_beyond_a_chains_f
     assert "3 workers died in a row while training from step 5 (lr=0.01" in answer.failure.summary
 
 
-def test_lost_workers_are_counted_since_the_last_saved_state() -> None:
+def test_worker_deaths_are_counted_since_the_last_saved_state() -> None:
     executor = SimulatedExecutor(1)
     search = Search(executor, checkpoint_every=None)
     for number, (killed, joined) in enumerate([(1.5, 2.0), (2.5, 3.0), (3.5, 4.0)]):
@@ -165,7 +165,7 @@ def test_lost_workers_are_counted_since_the_last_saved_state() -> None:
     assert answer.failure.summary.startswith("3 workers died in a row while training from step 0")
 
 
-def test_a_worker_that_computes_other_values_than_the_planner_is_named_and_its_states_are_not_believed() -> None:
+def test_a_worker_that_reports_another_state_key_is_named_and_its_states_are_refused() -> None:
     class Other(SimulatedExecutor):
         def wait(self, timeout: float | None) -> list[Report]:
             return [self._other(report) for report in super().wait(timeout)]
@@ -187,7 +187,7 @@ def test_a_worker_that_computes_other_values_than_the_planner_is_named_and_its_s
 
 @given(trials=searches(), every=st.sampled_from([1, 7, None]), workers=st.integers(1, 4), data=st.data())
 @settings(max_examples=20)
-def test_a_stop_at_any_moment_takes_effect_within_one_step_and_nothing_is_trained_again(trials, every, workers, data):
+def test_a_stop_takes_effect_within_one_step_and_no_step_is_trained_again(trials, every, workers, data):
     executor = Watched(workers, step_seconds=3.0, load_seconds=data.draw(st.sampled_from([0.0, 0.7])))
     search = Search(executor, checkpoint_every=every)
     search.driver.add(trials)
@@ -244,7 +244,7 @@ class Counted(Tape):
 
 @given(trials=searches(), every=st.integers(1, 15), seed=st.integers(0, 2**20))
 @settings(max_examples=5)
-def test_training_stopped_at_any_steps_trains_each_once_and_ends_as_if_undisturbed(trials, every, seed):
+def test_stopped_training_trains_each_step_once_and_gives_the_metrics_of_unstopped_training(trials, every, seed):
     moments = sorted(random.Random(seed).sample(range(1, 40), 4))
     executor = hpstage.InlineExecutor()
     tape = Counted(executor, moments)
@@ -273,7 +273,7 @@ def test_training_stopped_at_any_steps_trains_each_once_and_ends_as_if_undisturb
         assert set(range(every, added.steps + 1, every)) <= set(kept_at(plan, number))
 
 
-def test_training_keeps_its_states_when_the_seconds_are_over_wherever_it_is(tmp_path: Path) -> None:
+def test_training_saves_every_step_if_checkpoint_seconds_are_shorter_than_a_step(tmp_path: Path) -> None:
     executor = hpstage.InlineExecutor()
     executor.open(Tape(), FolderCheckpoints(tmp_path, WORKLOAD))
     journal = MemoryJournal()
@@ -349,7 +349,7 @@ def test_wsd_horizons_as_consecutive_studies_train_only_unique_steps(horizons: t
     assert result.plan.totals.steps_trained == 867
 
 
-def test_a_running_chain_is_not_amended_for_states_that_it_saves_at_its_interval() -> None:
+def test_no_amendment_is_sent_for_states_that_a_chain_saves_at_its_interval() -> None:
     executor = SimulatedExecutor(1)
     sent: list[object] = []
     executor.amend = sent.append  # type: ignore[method-assign]

@@ -102,7 +102,7 @@ def test_a_request_for_a_step_that_the_chain_has_passed_is_trained_from_the_prev
     assert search.plan.totals.steps_trained == 8 + 1
 
 
-def test_states_are_kept_at_intervals_though_steps_are_faster_than_messages():
+def test_states_are_saved_at_intervals_even_if_steps_are_faster_than_messages():
     executor = LateExecutor(1, back=lambda: 1.5)
     search = Search(executor, checkpoint_every=1)
     search.driver.add([trial(0, {"a": s.constant(1)}, 64)])
@@ -164,7 +164,7 @@ def test_every_target_is_answered_once_however_late_messages_are(latency, order,
 
 @given(order=orders(), seed=st.integers(0, 2**20), workers=st.integers(1, 4))
 @settings(max_examples=20)
-def test_requests_made_at_once_are_trained_once_however_late_messages_are(order, seed, workers):
+def test_steps_requested_at_the_start_are_trained_once_however_late_messages_are(order, seed, workers):
     rng = random.Random(seed)
     late: Delay = functools.partial(rng.uniform, 0.0, 5.0)
     executor = LateExecutor(workers, out=late, back=late)
@@ -179,7 +179,7 @@ def test_requests_made_at_once_are_trained_once_however_late_messages_are(order,
 
 @given(order=orders(), seed=st.integers(0, 2**20), workers=st.integers(1, 4))
 @settings(max_examples=12)
-def test_a_stop_loses_nothing_however_late_messages_are(order, seed, workers):
+def test_a_stop_loses_no_trained_step_however_late_messages_are(order, seed, workers):
     rng = random.Random(seed)
     late: Delay = functools.partial(rng.uniform, 0.0, 5.0)
     executor = LateExecutor(workers, out=late, back=late)

@@ -44,13 +44,13 @@ def search(seed: int, algorithm: Algorithm, **costs: float) -> hpstage.Result:
 @pytest.mark.ci
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("algorithm", [FullTraining(), Hyperband(3, 3), MedianStopping(9, 9)], ids=repr)
-def test_trials_that_are_proposed_while_others_run_train_nothing_again(seed: int, algorithm: Algorithm) -> None:
+def test_trials_proposed_while_other_trials_run_train_no_step_again(seed: int, algorithm: Algorithm) -> None:
     result = search(seed, algorithm, step_seconds=1.0, save_seconds=0.2, load_seconds=0.2)
     assert result.savings.steps_trained == result.savings.steps_unique < result.savings.steps_asked
 
 
 @pytest.mark.ci
-def test_only_requested_states_are_saved_where_saving_costs_more_than_training_again() -> None:
+def test_fewer_states_are_saved_if_saving_costs_more_than_training_again() -> None:
     dear = search(0, FullTraining(), step_seconds=0.01, save_seconds=2.0)
     cheap = search(0, FullTraining(), step_seconds=1.0, save_seconds=0.2)
     assert dear.plan.totals.saves < cheap.plan.totals.saves

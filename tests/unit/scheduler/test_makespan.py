@@ -102,7 +102,7 @@ def ratios(workers: int, count: int, seed: int) -> list[tuple[float, float]]:
 
 
 @pytest.mark.ci
-def test_makespan_is_within_a_third_of_the_optimum_always_and_five_percent_in_the_median():
+def test_the_makespan_is_at_most_a_third_over_the_optimum_and_optimal_in_the_median():
     """The optimum trains each stage in one go; ours may cut one, and is then sometimes faster."""
     for workers in (2, 3):
         found = ratios(workers, 400, seed=workers)
@@ -131,13 +131,13 @@ def test_equal_chains_are_cut_so_that_all_workers_end_together():
         assert search.plan.totals.saves <= 1 + chains + 2 * workers
 
 
-def test_nothing_is_cut_when_switching_costs_more_than_it_saves():
+def test_no_chain_is_cut_if_switching_costs_more_than_it_saves():
     search = measured(SimulatedExecutor(2, load_seconds=10.0, save_seconds=10.0))
     search.run([trial(i, {"a": s.constant(i)}, 60) for i in range(3)], [60] * 3)
     assert search.plan.totals.saves == 1 + 3
 
 
-def test_chains_yield_only_once_the_longest_path_that_waits_is_pressing():
+def test_waiting_chains_rarely_replace_running_chains_and_all_workers_end_together():
     """Equal trials on two workers, which keep a state every 20 of 600 steps: to take turns would cost a load each time.
     The last ones do, so that both workers end together."""
     executor = SimulatedExecutor(2, load_seconds=1.0, save_seconds=1.0)
@@ -149,14 +149,14 @@ def test_chains_yield_only_once_the_longest_path_that_waits_is_pressing():
     assert totals.loads <= 60  # of 390 states that are kept
 
 
-def test_one_worker_is_never_idle():
+def test_a_single_worker_is_never_idle():
     rng = random.Random(5)
     for _ in range(50):
         tree = random_tree(rng, 6)
         assert makespan(tree, 1) == sum(steps for _, steps in tree)
 
 
-def test_enough_workers_reach_the_critical_path():
+def test_the_makespan_is_the_critical_path_if_there_are_enough_workers():
     rng = random.Random(6)
     for _ in range(50):
         tree = random_tree(rng, 7)
@@ -164,7 +164,7 @@ def test_enough_workers_reach_the_critical_path():
         assert makespan(tree, 7) == longest
 
 
-def test_a_load_counts_in_full_when_its_chain_is_amended_while_it_loads():
+def test_the_load_time_of_a_chain_counts_in_full_if_the_chain_is_amended_while_loading():
     """While a fork is loaded, a trial arrives that puts a boundary on its way."""
     executor = SimulatedExecutor(1, load_seconds=5.0)
     search = Search(executor)

@@ -13,7 +13,7 @@ numbers = st.integers(0, 12)
 
 
 @given(st.lists(st.tuples(st.booleans(), numbers)), numbers, numbers, st.tuples(st.booleans(), st.booleans()))
-def test_an_ordered_list_is_a_sorted_set(changes, low, high, inclusive):
+def test_an_ordered_list_behaves_as_a_sorted_set(changes, low, high, inclusive):
     ordered: Ordered[int] = Ordered()
     plain: set[int] = set()
     for add, item in changes:
@@ -32,7 +32,7 @@ def test_an_ordered_list_is_a_sorted_set(changes, low, high, inclusive):
 
 
 @given(st.lists(st.tuples(st.booleans(), numbers)), numbers, numbers, st.tuples(st.booleans(), st.booleans()))
-def test_a_branch_has_its_wanted_steps_in_order(changes, low, high, inclusive):
+def test_a_branch_returns_its_wanted_steps_in_order(changes, low, high, inclusive):
     branch = Branch(NODE, None, 1.0)
     plain: dict[int, Wanted] = {}
     for add, step in changes:

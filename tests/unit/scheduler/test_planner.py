@@ -46,7 +46,7 @@ def test_every_unique_prefix_is_trained_exactly_once(trials, data, workers):
 
 @pytest.mark.ci
 @given(searches(), searches(), st.data())
-def test_keys_agree_exactly_when_training_agrees(first, second, data):
+def test_state_keys_are_equal_exactly_if_the_training_histories_are_equal(first, second, data):
     """Over two plans built in different orders: keys are equal exactly where the values seen are equal."""
     seen: dict[StateKey, tuple] = {}
     for trials in (
@@ -67,7 +67,7 @@ def test_keys_agree_exactly_when_training_agrees(first, second, data):
 
 
 @given(searches(most=6), st.data())
-def test_trials_that_arrive_while_others_run_share_what_is_ahead(trials, data):
+def test_trials_that_arrive_during_a_search_train_at_most_the_requested_steps(trials, data):
     search = Search(SimulatedExecutor(2))
     answers = []
     requests = 0
@@ -91,7 +91,7 @@ def test_trials_that_arrive_while_others_run_share_what_is_ahead(trials, data):
 
 @pytest.mark.ci
 @given(searches(), st.data(), st.integers(1, 3))
-def test_killed_workers_cost_at_most_the_steps_since_their_last_boundary(trials, data, workers):
+def test_killed_workers_fail_no_trial_and_no_reported_step_is_trained_twice(trials, data, workers):
     executor = SimulatedExecutor(workers)
     search = Search(executor, max_losses=100)
     kills = data.draw(st.lists(st.tuples(st.integers(0, workers + 2), st.floats(0, 20)), max_size=4))
@@ -109,7 +109,7 @@ def test_killed_workers_cost_at_most_the_steps_since_their_last_boundary(trials,
 
 @pytest.mark.ci
 @given(searches(), st.data())
-def test_a_new_driver_on_the_same_journal_continues_where_the_old_one_was(trials, data):
+def test_a_new_driver_on_the_same_journal_continues_where_the_old_driver_stopped(trials, data):
     stops = [t.steps for t in trials]
     kept: set[StateKey] = set()
     first = Search(SimulatedExecutor(2, kept=kept))
@@ -131,7 +131,7 @@ def test_a_new_driver_on_the_same_journal_continues_where_the_old_one_was(trials
 
 @pytest.mark.ci
 @given(searches(), st.data())
-def test_lost_checkpoints_are_recomputed_from_the_nearest_kept_ancestor(trials, data):
+def test_lost_checkpoints_cost_at_most_the_steps_that_train_them_from_the_beginning(trials, data):
     kept: set[StateKey] = set()
     search = Search(SimulatedExecutor(2, kept=kept))
     halves = [max(1, t.steps // 2) for t in trials]
@@ -155,7 +155,7 @@ def test_lost_checkpoints_are_recomputed_from_the_nearest_kept_ancestor(trials, 
 
 
 @given(searches(most=6), st.data())
-def test_requests_of_a_driver_that_has_left_are_trained_no_more(trials, data):
+def test_requests_of_a_driver_that_left_are_no_longer_trained(trials, data):
     search = Search(SimulatedExecutor(1))
     search.driver.add(trials)
     other = DriverId("other")
@@ -190,7 +190,7 @@ def test_without_sharing_every_trial_is_trained_separately(trials, workers):
     assert search.plan.totals.loads == 0, "from its beginning to its end, without a fork"
 
 
-def test_an_inert_parameter_does_not_separate_two_trials():
+def test_trials_share_steps_until_their_different_gamma_takes_effect():
     search = Search(SimulatedExecutor(1))
     search.run(
         [
@@ -204,7 +204,7 @@ def test_an_inert_parameter_does_not_separate_two_trials():
     assert search.plan.totals.steps_trained == 6 + 2 + 2 + 7
 
 
-def test_the_closed_form_of_the_grid_holds():
+def test_a_grid_of_24_trials_trains_the_calculated_number_of_unique_steps():
     """120 epochs, lr0 x first drop x factor x late batch: 24 trials, 2,880 steps requested, 1,180 unique."""
     trials = []
     for lr0 in (0.1, 0.05):
@@ -224,7 +224,7 @@ def test_the_closed_form_of_the_grid_holds():
     assert round(merged(search.plan, search.plan.trials.values()).cost_weighted_rate, 6) == round(2880 / 1180, 6)
 
 
-def test_the_plan_is_the_fold_of_its_journal():
+def test_a_plan_read_from_its_journal_equals_the_plan_of_the_search():
     search = Search(SimulatedExecutor(2))
     trials = [trial(i, {"lr": s.piecewise({0: 1, 3 + i: 2})}, 9) for i in range(4)]
     search.run(trials, [9] * 4)
@@ -242,7 +242,7 @@ def test_the_plan_is_the_fold_of_its_journal():
         assert known == {step: (s.metrics, s.kept) for step, s in theirs.states.items() if s.metrics or s.kept}
 
 
-def test_a_state_that_was_kept_as_another_is_refused_and_nothing_is_folded() -> None:
+def test_a_state_saved_under_the_key_of_another_state_is_refused_and_the_plan_is_unchanged() -> None:
     search = Search(SimulatedExecutor(1))
     search.driver.add([trial(0, {"a": s.constant(1)}, 8), trial(1, {"a": s.constant(2)}, 8)])
     plan = search.driver.plan

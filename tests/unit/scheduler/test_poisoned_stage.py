@@ -53,7 +53,7 @@ def ask(driver: Driver) -> list[Answer]:
     return answers
 
 
-def test_a_poisoned_stage_fails_with_the_history_of_its_attempts() -> None:
+def test_a_stage_that_kills_its_workers_fails_with_the_history_of_its_attempts() -> None:
     Deadly.deaths = 0
     answers = {answer.trial: answer for answer in ask(driver_on(MemoryJournal(), Deadly(2), "d"))}
     assert Deadly.deaths == 3
@@ -66,7 +66,7 @@ def test_a_poisoned_stage_fails_with_the_history_of_its_attempts() -> None:
 
 
 @pytest.mark.parametrize("before", [1, 2])
-def test_attempts_of_earlier_drivers_count(before: int) -> None:
+def test_attempts_of_earlier_drivers_count_for_a_stage_that_kills_its_workers(before: int) -> None:
     journal = MemoryJournal()
     Deadly.deaths = 0
     kept: set[StateKey] = set()

@@ -23,7 +23,7 @@ change = st.one_of(
 
 
 @given(st.lists(change, max_size=400))
-def test_the_first_ready_stages_are_those_of_a_sorted_list(changes: list[tuple[str, int, int]]) -> None:
+def test_ready_stages_come_in_the_order_of_a_sorted_list(changes: list[tuple[str, int, int]]) -> None:
     branches = [Branch(Node(NodeId(id), None, 0, (), (), None, MAKER), None, 1.0) for id in range(COUNT // 2)]
     seconds, pace = dict[tuple[int, int], int](), 1.0  # by branch and step: two on each branch
     ready = ReadyStages(branches, lambda branch, step: seconds[branch.node.id, step] * pace)
@@ -88,7 +88,7 @@ change_of_stages = st.one_of(
 
 
 @given(st.lists(st.tuples(change_of_stages, st.integers(0, 6)), max_size=100))
-def test_a_look_finds_the_same_whatever_was_found_before(
+def test_the_ready_queue_returns_the_same_stages_as_a_queue_sorted_at_every_look(
     turns: list[tuple[tuple[str, tuple[int, int], int], int]],
 ) -> None:
     """What was found is returned again as long as nothing before it has changed."""
@@ -115,7 +115,7 @@ def test_a_look_finds_the_same_whatever_was_found_before(
         assert ready.count == len(plain.queued)
 
 
-def test_looking_again_is_cheaper_as_long_as_the_first_have_not_changed() -> None:
+def test_reading_the_first_ready_stages_again_is_cheaper_if_none_of_them_changed() -> None:
     branches = [Branch(Node(NodeId(id), None, 0, (), (), None, MAKER), None, 1.0) for id in range(COUNT)]
     ready = ReadyStages(branches, lambda branch, step: float(branch.node.id))
     for branch in branches[1:]:
@@ -128,7 +128,7 @@ def test_looking_again_is_cheaper_as_long_as_the_first_have_not_changed() -> Non
     assert calls_of(lambda: ready.first(8)) == searching
 
 
-def test_ready_stages_stay_in_order_when_their_estimates_are_renewed() -> None:
+def test_ready_stages_are_sorted_again_when_their_estimates_are_renewed() -> None:
     branches = [Branch(Node(NodeId(id), None, 0, (), (), None, MAKER), None, 1.0) for id in range(3)]
     seconds = [3.0, 2.0, 1.0]
     ready = ReadyStages(branches, lambda branch, step: seconds[branch.node.id])
@@ -140,7 +140,7 @@ def test_ready_stages_stay_in_order_when_their_estimates_are_renewed() -> None:
     assert [(left, branch.node.id) for left, branch, _ in ready.first(2)] == [(5.0, 1), (3.0, 0)]
 
 
-def test_putting_one_stage_of_a_branch_renews_the_estimates_of_all() -> None:
+def test_queueing_one_ready_stage_renews_the_estimates_of_all_stages_of_its_branch() -> None:
     branches = [Branch(Node(NodeId(id), None, 0, (), (), None, MAKER), None, 1.0) for id in range(2)]
     seconds = {(0, 0): 9.0, (0, 10): 5.0, (0, 20): 4.0, (1, 0): 7.0}
     ready = ReadyStages(branches, lambda branch, step: seconds[branch.node.id, step])
@@ -159,7 +159,7 @@ def test_putting_one_stage_of_a_branch_renews_the_estimates_of_all() -> None:
 
 
 @pytest.mark.parametrize("paces", [(1.0, 1.2), (1.0, 0.8), (1.0, -1.0)], ids=["longer", "shorter", "reversed"])
-def test_renewing_many_estimates_costs_as_much_for_each(paces: tuple[float, float]) -> None:
+def test_the_cost_to_renew_estimates_grows_linearly_with_the_number_of_ready_stages(paces: tuple[float, float]) -> None:
     def cost(most: int) -> int:
         branches = [Branch(Node(NodeId(id), None, 0, (), (), None, MAKER), None, 1.0) for id in range(most)]
         seconds = [2.0 * most - id for id in range(most)]

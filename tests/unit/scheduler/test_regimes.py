@@ -30,17 +30,19 @@ from tests.unit.searches import Search, trial
         (("adam",), "'adam'"),
     ],
 )
-def test_numbers_are_classified_by_range_and_other_values_by_themselves(values: tuple[object, ...], kinds: str) -> None:
+def test_a_regime_groups_numbers_by_range_and_takes_other_values_as_they_are(
+    values: tuple[object, ...], kinds: str
+) -> None:
     for value in values:
         assert regime(["a"], [Constant(value)], [Constant(value)]) == (("a", kinds),)
 
 
-def test_a_number_that_has_changed_is_another_kind() -> None:
+def test_a_nonzero_number_that_has_changed_is_in_another_regime() -> None:
     assert regime(["a"], [Constant(0.5)], [Constant(0.1)]) == (("a", "< 1, changed"),)
     assert regime(["a"], [Constant(0)], [Constant(0.1)]) == (("a", "0"),)
 
 
-def test_after_many_combinations_only_values_never_seen_are_verified() -> None:
+def test_only_unseen_values_are_verified_after_many_regimes() -> None:
     seen = [(("a", str(i % 5)), ("b", str(i))) for i in range(16)]
     for known in ([Regimes(seen)], [Regimes(seen[:9]), Regimes(seen[5:])]):
         assert not is_news((("a", "1"), ("b", "2")), *known)
@@ -49,7 +51,7 @@ def test_after_many_combinations_only_values_never_seen_are_verified() -> None:
     assert is_news((("a", "1"), ("b", "2")), Regimes(seen[:8]), Regimes(seen[:8]))
 
 
-def test_a_regime_is_verified_again_if_the_chain_that_was_to_verify_it_ended() -> None:
+def test_a_regime_is_verified_again_after_all_chains_that_were_to_verify_it_ended() -> None:
     regimes = Regimes([(("a", "1"),), (("a", "1"),)])
     regimes.remove((("a", "1"),))
     assert not is_news((("a", "1"),), regimes)
@@ -94,7 +96,7 @@ def search(
     return executor.verified
 
 
-def test_each_combination_is_verified_once_however_many_workers_start_with_it() -> None:
+def test_each_regime_is_verified_once_however_many_workers_start_with_it() -> None:
     trials = [{"a": s.constant(a), "opt": s.constant(opt)} for a in (0.1, 0.2, 0.3, 3) for opt in ("sgd", "adam")]
     for workers in (1, 2, 8):
         regimes = [found for _, found in search(trials, workers=workers)]
@@ -103,20 +105,20 @@ def test_each_combination_is_verified_once_however_many_workers_start_with_it() 
         )
 
 
-def test_a_stage_in_the_midst_of_a_chain_is_verified_where_its_values_are_others() -> None:
+def test_a_later_stage_of_a_chain_is_verified_if_it_enters_a_new_regime() -> None:
     ((chain, first), (same, second)) = search([{"a": s.piecewise({0: 1, 6: 0.5})}], workers=1)
     assert (first, second) == ((("a", "1"),), (("a", "< 1, changed"),))
     assert chain == same
     assert len(search([{"a": s.piecewise({0: 0.5, 4: 0.25, 8: 0.125})}], workers=1)) == 2  # before and after a change
 
 
-def test_what_an_earlier_call_has_verified_is_not_verified_again() -> None:
+def test_a_regime_verified_by_an_earlier_call_is_not_verified_again() -> None:
     journal = MemoryJournal()
     assert len(search([{"a": s.constant(0.5)}], journal=journal)) == 1
     assert search([{"a": s.constant(0.5)}, {"a": s.constant(0.6)}], journal=journal) == []
 
 
-def test_all_chains_are_verified_or_none() -> None:
+def test_verify_all_verifies_every_chain_and_verify_off_verifies_no_chain() -> None:
     trials = [{"a": s.constant(a)} for a in (0.1, 0.2, 0.3)]
     assert len(search(trials, "all")) == 3
     assert search(trials, "off") == []

@@ -66,7 +66,7 @@ def loads(facts: Iterable[Fact]) -> list[tuple[WorkerId, Counter[WorkerId]]]:
     return found
 
 
-def test_as_many_chains_share_a_worker_as_is_worthwhile() -> None:
+def test_a_worker_trains_as_many_chains_at_once_as_is_fastest() -> None:
     run = fused(2)
     run.run(constants(16), [10] * 16)
     assert max(max(chains.values()) for _, chains in loads(read_facts(run.journal))) == 4
@@ -78,7 +78,7 @@ def test_as_many_chains_share_a_worker_as_is_worthwhile() -> None:
 
 @settings(max_examples=20)
 @given(searches(), st.integers(1, 3), st.data())
-def test_no_two_chains_share_a_worker_while_another_is_idle(
+def test_no_two_chains_share_a_worker_while_another_worker_is_idle(
     trials: list[TrialAdded], workers: int, data: st.DataObject
 ) -> None:
     run = fused(workers, load_seconds=0.5, save_seconds=0.25)
@@ -90,7 +90,7 @@ def test_no_two_chains_share_a_worker_while_another_is_idle(
 
 @settings(max_examples=20)
 @given(searches(), st.integers(1, 2), st.data())
-def test_chains_that_share_a_worker_divide_its_seconds_and_know_their_own(
+def test_chains_that_share_a_worker_divide_its_seconds_and_report_their_own_seconds(
     trials: list[TrialAdded], workers: int, data: st.DataObject
 ) -> None:
     run = fused(workers, step_seconds=3.0)
@@ -113,7 +113,7 @@ def test_chains_that_share_a_worker_divide_its_seconds_and_know_their_own(
 
 @settings(max_examples=20)
 @given(searches(), st.integers(1, 3), st.sampled_from(TABLES))
-def test_how_many_chains_share_a_worker_follows_from_the_facts(
+def test_no_more_chains_share_a_worker_than_its_measured_step_times_allow(
     trials: list[TrialAdded], workers: int, table: StepTimes
 ) -> None:
     executor = SimulatedExecutor(SimulatedCluster(workers, slots=8), step_times=table)
@@ -131,7 +131,7 @@ def test_how_many_chains_share_a_worker_follows_from_the_facts(
     assert plan.step_times == table.up_to(8) == run.scheduler.workers.step_times
 
 
-def test_a_worker_that_trains_more_chains_than_pays_is_left_with_fewer() -> None:
+def test_a_worker_gives_up_a_chain_if_two_chains_at_once_are_not_faster() -> None:
     """The others are for workers that are free, or wait; their steps are not trained again."""
     run = Search(SimulatedExecutor(SimulatedCluster(1, slots=8), step_times=ALONE))
     run.run(constants(2), [10] * 2)
@@ -141,7 +141,7 @@ def test_a_worker_that_trains_more_chains_than_pays_is_left_with_fewer() -> None
     assert reached == [(10.0, 10), (20.0, 10)]
 
 
-def test_a_chain_that_shares_a_worker_is_expected_to_be_slower() -> None:
+def test_remaining_work_counts_a_chain_that_shares_a_worker_as_slower() -> None:
     run = fused(1)
     trials = [trial(number, {"a": s.constant(number)}, steps) for number, steps in enumerate([100, 200])]
     run.driver.add(trials)
@@ -196,7 +196,7 @@ class Turns:
         )
 
 
-def test_a_suspect_chain_is_not_starved_by_others_that_refill_slots() -> None:
+def test_a_suspect_chain_gets_a_whole_worker_even_if_other_chains_keep_filling_slots() -> None:
     """It trains without others, so that a worker must be free of them for once."""
     turns = Turns()
     for number in range(1, 4):
@@ -218,7 +218,7 @@ def test_a_suspect_chain_is_not_starved_by_others_that_refill_slots() -> None:
     validate_scheduler(turns.scheduler)
 
 
-def test_a_suspect_chain_makes_no_other_branch_at_its_step_a_suspect() -> None:
+def test_other_branches_at_the_step_of_a_suspect_chain_still_share_workers() -> None:
     turns = Turns()
     turns.ask(0, 100)
     turns.join("a")
@@ -231,7 +231,7 @@ def test_a_suspect_chain_makes_no_other_branch_at_its_step_a_suspect() -> None:
     validate_scheduler(turns.scheduler)
 
 
-def test_a_suspect_chain_keeps_no_other_branch_at_its_step_from_a_gang() -> None:
+def test_other_branches_at_the_step_of_a_suspect_chain_may_be_trained_by_a_gang() -> None:
     turns = Turns(widest=2)
     turns.ask(0, 100)
     turns.join("a")

@@ -50,13 +50,13 @@ def no_log() -> Iterator[None]:
     ],
     ids=str,
 )
-def test_an_argument_of_optunas_loop_is_named_with_what_replaces_it(option: dict[str, Any], match: str) -> None:
+def test_an_argument_of_optuna_optimize_is_named_with_its_replacement(option: dict[str, Any], match: str) -> None:
     with pytest.raises(TypeError, match=match):
         hpstage.optimize(optuna.create_study(), Tape(), lambda trial: {"a": 1}, metric="score", steps=2, **option)
 
 
 @pytest.mark.parametrize("option", ["executor", "store", "checkpoints"])
-def test_a_number_with_more_digits_than_python_prints_is_refused(option: str) -> None:
+def test_an_argument_with_more_digits_than_python_prints_is_refused_by_name(option: str) -> None:
     with pytest.raises(UsageError, match=f"{option}.*<int>"):
         hpstage.optimize(
             optuna.create_study(),
@@ -69,7 +69,7 @@ def test_a_number_with_more_digits_than_python_prints_is_refused(option: str) ->
         )
 
 
-def test_betas_are_two_hyperparameters() -> None:
+def test_a_pair_of_betas_is_refused_with_advice_to_use_two_hyperparameters() -> None:
     with pytest.raises(UsageError, match=r"hyperparameter 'betas': .* 'beta1' and 'beta2'"):
         hpstage.optimize(
             optuna.create_study(), Tape(), lambda trial: {"betas": (0.9, 0.98)}, metric="score", steps=2, n_trials=1
@@ -78,7 +78,7 @@ def test_betas_are_two_hyperparameters() -> None:
 
 @pytest.mark.usefixtures("no_log")
 @pytest.mark.parametrize("what", ["study_name", "metric"])
-def test_names_that_no_journal_can_hold_are_refused_before_anything_is_trained(what: str) -> None:
+def test_study_and_metric_names_that_are_not_valid_unicode_are_refused(what: str) -> None:
     bad = "\udcff"  # what a byte that is no UTF-8 becomes on a command line
     study = optuna.create_study(study_name=bad if what != "metric" else "study")
     with pytest.raises(UsageError, match=rf"{what} is '\\udcff'; give another, which is valid Unicode"):
@@ -120,14 +120,14 @@ def test_names_that_no_journal_can_hold_are_refused_before_anything_is_trained(w
         ({"checkpoint_budget": numpy.int64(-1)}, "give bytes: a whole number, or a text"),
     ],
 )
-def test_senseless_arguments_are_named_before_workers_are_started(option: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_named_before_workers_are_started(option: dict[str, Any], message: str) -> None:
     executor = hpstage.InlineExecutor()
     executor.open = None  # type: ignore[assignment, method-assign]  # were it called, this would be a TypeError
     with pytest.raises(UsageError, match=re.escape(message)):
         search(executor=executor, **option)
 
 
-def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+def test_numpy_integers_are_accepted_and_recorded_as_python_integers() -> None:
     """Nothing that is recorded shows which were given, so that either resumes the other's search."""
 
     def started(kind: Callable[[int], Any]) -> SearchStarted:
@@ -147,14 +147,14 @@ def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
 
 
 @pytest.mark.parametrize("name", ["", " ", "лр", "学習率", "a\nb", "a/b", '"', "__proto__", "x" * 10_000, "\0", "self"])
-def test_any_text_is_a_name_of_a_hyperparameter(tmp_path, name):
+def test_a_hyperparameter_may_have_any_text_as_its_name(tmp_path, name):
     result = search(make=lambda trial: {name: trial.suggest_categorical("a", [1, 2])}, store=tmp_path, n_trials=2)
     check_values(result)
     assert search(make=lambda trial: {name: 1}, store=tmp_path, n_trials=1).savings.steps_trained == 0
 
 
 @pytest.mark.parametrize("value", [2**53, 2**53 + 1, 2**63, -(2**63) - 1, 1e308, 5e-324, -0.0])
-def test_numbers_of_any_size_come_through_or_are_refused(tmp_path, value):
+def test_hyperparameter_values_are_exact_or_refused_if_they_do_not_fit_64_bits(tmp_path, value):
     def make(trial: optuna.Trial) -> dict[str, object]:
         return {"a": s.piecewise({0: 1, 3: value})}
 
@@ -166,7 +166,7 @@ def test_numbers_of_any_size_come_through_or_are_refused(tmp_path, value):
     assert search(make=make, store=tmp_path, n_trials=1).savings.steps_trained == 0
 
 
-def test_cosines_of_ten_thousand_steps_are_planned_and_distinguished(tmp_path):
+def test_each_of_two_cosine_schedules_of_ten_thousand_steps_is_trained_once(tmp_path):
     def make(trial: optuna.Trial) -> dict[str, object]:
         return {"a": s.cosine(float(trial.suggest_categorical("a", [1, 2])), 10_000), "b": 1}
 
@@ -191,7 +191,7 @@ def test_a_search_may_have_three_hundred_trials_of_one_step():
     assert result.savings.steps_trained == len({trial.params["a"] for trial in study.trials})
 
 
-def test_an_optuna_objective_fails_with_a_message_that_it_is_given_a_run() -> None:
+def test_an_optuna_objective_as_trainable_fails_with_advice_to_suggest_in_the_space() -> None:
     def objective(trial: Any) -> float:
         return float(trial.suggest_float("x", 0.0, 1.0))
 
@@ -199,7 +199,7 @@ def test_an_optuna_objective_fails_with_a_message_that_it_is_given_a_run() -> No
     assert "is given a run, not a trial; suggest in space(trial)" in trial.user_attrs["hpstage:failure"]
 
 
-def test_swapped_space_and_training_function_are_named() -> None:
+def test_a_swapped_space_and_training_function_are_refused() -> None:
     def train(run):
         run.attach()
         for _ in run.steps():
@@ -227,14 +227,14 @@ def test_swapped_space_and_training_function_are_named() -> None:
         ({"audit_budget": None}, "audit_budget is None; give a number"),
     ],
 )
-def test_bad_audit_arguments_are_named_before_anything_is_written(given: dict[str, Any], message: str) -> None:
+def test_invalid_audit_arguments_are_named_before_the_journal_is_written(given: dict[str, Any], message: str) -> None:
     journal = MemoryJournal()
     with pytest.raises(UsageError, match=re.escape(message)):
         search(store=journal, **given)
     assert len(journal) == 0
 
 
-def test_an_executor_that_cannot_audit_searches_as_ever() -> None:
+def test_a_search_succeeds_without_audits_on_an_executor_that_cannot_audit() -> None:
     result = search(audit="idle", audit_budget=0)
     check_values(result)
     assert str(result.audit).startswith("nothing was audited")
@@ -243,7 +243,7 @@ def test_an_executor_that_cannot_audit_searches_as_ever() -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("storage", [None, "sqlite:///{}/study.db"])
-def test_other_choices_of_a_parameter_leave_no_trial(storage: str | None, tmp_path: Path) -> None:
+def test_changed_choices_of_a_parameter_are_refused_and_leave_no_trial(storage: str | None, tmp_path: Path) -> None:
     study = optuna.create_study(
         storage=storage and storage.format(tmp_path), sampler=optuna.samplers.RandomSampler(seed=0)
     )

@@ -40,7 +40,7 @@ class Half:
         (None.__class__, "is a class"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_with_the_remedy(trainable, message):
+def test_an_invalid_trainable_is_refused_with_the_remedy(trainable, message):
     with pytest.raises(UsageError, match=message):
         search(trainable)
 
@@ -69,7 +69,7 @@ def returning(what: object) -> Tape:
         ({"score": 1.0, "\udce9": 0.5}, r"the metric '\udce9'; names of metrics are str, of valid Unicode"),
     ],
 )
-def test_metrics_that_are_none_fail_their_trial_and_are_named(what, message):
+def test_invalid_metrics_fail_their_trial_and_are_named(what, message):
     result = search(returning(what), n_trials=1)
     [trial] = result.study.trials
     assert trial.state == optuna.trial.TrialState.FAIL
@@ -95,7 +95,7 @@ class ReadsMore(Tape):
         super().train(step, hp)
 
 
-def test_a_hyperparameter_that_the_space_does_not_return_is_refused_before_anything_is_trained() -> None:
+def test_a_hyperparameter_missing_in_the_space_is_named_before_training_if_setup_reads_it() -> None:
     with pytest.raises(UsageError) as caught:
         search(ReadsMore("setup"))
     first, *traceback = str(caught.value).splitlines()
@@ -105,12 +105,12 @@ def test_a_hyperparameter_that_the_space_does_not_return_is_refused_before_anyth
     assert any('assert hp["dropout"]' in line for line in traceback)
 
 
-def test_one_that_only_a_step_reads_is_named_in_its_trials_failure() -> None:
+def test_a_hyperparameter_missing_in_the_space_is_named_in_the_failure_if_a_step_reads_it() -> None:
     [trial] = search(ReadsMore("train"), n_trials=1).study.trials
     assert "the space returns no hyperparameter 'dropout'; it has 'a', 'b'" in trial.user_attrs["hpstage:failure"]
 
 
-def test_reading_a_hyperparameter_that_the_space_does_not_return_is_named() -> None:
+def test_a_hyperparameter_missing_in_the_space_is_named_if_a_training_function_reads_it() -> None:
     def train(run: hpstage.Run) -> None:
         run.attach()
         assert run.hp["dropout"]
@@ -119,7 +119,7 @@ def test_reading_a_hyperparameter_that_the_space_does_not_return_is_named() -> N
         search(train)
 
 
-def test_a_name_that_a_library_looks_up_is_not_a_hyperparameter() -> None:
+def test_a_key_error_of_a_library_is_not_blamed_on_a_missing_hyperparameter() -> None:
     class OfALibrary(Tape):
         version = "of a library"
 
@@ -163,7 +163,7 @@ MANY = "many metrics"
 
 @pytest.mark.ci
 @pytest.mark.parametrize("what", [0.5, None, [("score", 1)], MANY])
-def test_metrics_that_are_not_a_mapping_are_refused_before_anything_is_trained(what: object) -> None:
+def test_metrics_that_are_not_a_mapping_or_too_many_are_refused_before_training(what: object) -> None:
     returned = {f"m{number}": 0.5 for number in range(10**5)} if what == MANY else what
 
     class Wrong(Tape):
@@ -183,18 +183,18 @@ def test_metrics_that_are_not_a_mapping_are_refused_before_anything_is_trained(w
 
 
 @pytest.mark.parametrize("value", [True, 3, math.inf, -math.inf])
-def test_any_number_is_a_metric(value):
+def test_a_metric_may_be_a_boolean_an_integer_or_infinite(value):
     result = search(returning({"score": value}), n_trials=1)
     assert result.study.trials[0].value == value
 
 
-def test_tensors_of_one_number_are_metrics():
+def test_a_metric_may_be_a_tensor_of_one_number():
     torch = pytest.importorskip("torch")
     result = search(returning({"score": torch.tensor([0.5])}), n_trials=1)
     assert result.study.trials[0].value == 0.5
 
 
-def test_a_metric_that_comes_to_be_missing_is_named_and_nothing_is_lost():
+def test_a_metric_that_goes_missing_is_named_and_the_store_stays_usable():
     class Forgetful(Tape):
         version = "1"
 
@@ -208,7 +208,7 @@ def test_a_metric_that_comes_to_be_missing_is_named_and_nothing_is_lost():
 
 
 @pytest.mark.parametrize("name", ["score", "train_score"])
-def test_a_metric_may_be_there_only_once_something_was_trained(name):
+def test_a_metric_may_be_missing_before_the_first_step(name):
     class Late(Tape):
         version = "3"
 
@@ -225,7 +225,7 @@ def test_a_metric_may_be_there_only_once_something_was_trained(name):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("algorithm", [FullTraining(), SuccessiveHalving(2, 2), OptunaPruner()], ids=repr)
-def test_a_metric_that_is_missing_in_some_trials_fails_those_and_the_search_continues(algorithm: Algorithm) -> None:
+def test_trials_without_the_metric_fail_and_the_search_continues(algorithm: Algorithm) -> None:
     class Forgetful(Tape):
         version = "2"
 
@@ -240,7 +240,7 @@ def test_a_metric_that_is_missing_in_some_trials_fails_those_and_the_search_cont
         assert "the trainable gives 'other', but metric='score' was" in trial.user_attrs["hpstage:failure"]
 
 
-def test_a_failure_that_catch_does_not_name_leaves_what_was_reached():
+def test_a_failure_that_catch_does_not_name_stops_the_search_and_keeps_the_journal():
     journal = MemoryJournal()
     with pytest.raises(TrainingError, match="returned NoneType"):
         search(returning(None), store=journal, catch=())

@@ -31,7 +31,7 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
 @pytest.mark.ci
-def test_a_branch_is_the_trial_trained_so_from_the_start_and_only_its_rest_is_trained(tmp_path: Path) -> None:
+def test_a_branch_equals_a_trial_trained_from_scratch_and_trains_only_its_new_steps(tmp_path: Path) -> None:
     run = train(tmp_path, checkpoint_every=2)
     branch = run.branch(4, lr=0.03, **inline())
     assert branch.schedules == {"lr": run.schedules["lr"].until(4).then(0.03).until(STEPS), "wd": run.schedules["wd"]}
@@ -40,7 +40,7 @@ def test_a_branch_is_the_trial_trained_so_from_the_start_and_only_its_rest_is_tr
     assert 4 in branch.kept
 
 
-def test_branches_are_seen_in_tables_and_runs(tmp_path: Path) -> None:
+def test_tables_and_runs_show_from_which_trial_a_branch_was_made(tmp_path: Path) -> None:
     run = train(tmp_path, checkpoint_every=2)
     branch = run.branch(4, lr=0.03, **inline())
     trials = frames(tmp_path).trials.set_index("trial")
@@ -53,7 +53,7 @@ def test_branches_are_seen_in_tables_and_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-def test_lists_make_a_branch_of_each_combination(tmp_path: Path) -> None:
+def test_lists_of_values_make_one_branch_for_each_combination(tmp_path: Path) -> None:
     run = train(tmp_path, checkpoint_every=2)
     branches = run.branch(4, lr=[0.03, s.linear(0.03)], wd=[0.5, 1.0], **inline())
     assert [branch.planned.schedules["wd"].value(7) for branch in branches] == [0.5, 1.0, 0.5, 1.0]
@@ -63,7 +63,7 @@ def test_lists_make_a_branch_of_each_combination(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-def test_the_same_branch_again_trains_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_making_the_same_branch_again_trains_no_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = train(tmp_path)
     with caplog.at_level(logging.WARNING, "hpstage"):
         first = run.branch(4, lr=0.03, **inline())
@@ -76,7 +76,7 @@ def test_the_same_branch_again_trains_nothing(tmp_path: Path, caplog: pytest.Log
 
 
 @pytest.mark.ci
-def test_what_is_trained_again_is_counted_from_the_nearest_checkpoint(
+def test_a_branch_between_checkpoints_warns_how_many_steps_are_trained_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = train(tmp_path, checkpoint_every=4)
@@ -88,7 +88,7 @@ def test_what_is_trained_again_is_counted_from_the_nearest_checkpoint(
 
 
 @pytest.mark.ci
-def test_at_0_everything_is_trained_and_at_the_end_it_is_extended(tmp_path: Path) -> None:
+def test_a_branch_at_step_0_trains_every_step_and_a_branch_at_the_end_extends_the_trial(tmp_path: Path) -> None:
     run = train(tmp_path)
     fresh = run.branch(0, lr=0.03, **inline())
     assert exact(fresh)
@@ -101,7 +101,7 @@ def test_at_0_everything_is_trained_and_at_the_end_it_is_extended(tmp_path: Path
 
 
 @pytest.mark.ci
-def test_a_branch_has_branches_and_fewer_steps(tmp_path: Path) -> None:
+def test_a_branch_may_be_branched_again_with_fewer_steps(tmp_path: Path) -> None:
     run = train(tmp_path, checkpoint_every=1)
     second = run.branch(2, lr=0.03, **inline()).branch(4, wd=1.0, steps=6, **inline())
     assert second.planned.steps == 6
@@ -109,7 +109,7 @@ def test_a_branch_has_branches_and_fewer_steps(tmp_path: Path) -> None:
     assert trained(run) == STEPS + 6 + 2 + 2  # the first branch has no checkpoint at its step 4
 
 
-def test_the_state_of_an_evicted_trial_is_trained_again(tmp_path: Path) -> None:
+def test_a_branch_is_exact_even_if_the_checkpoint_of_its_trial_was_evicted(tmp_path: Path) -> None:
     run = train(tmp_path, checkpoint_every=2, checkpoint_budget=1)
     branch = run.branch(4, lr=0.03, **inline())
     assert exact(branch)
@@ -131,7 +131,7 @@ SPACES: dict[str, tuple[Callable[[optuna.Trial], Mapping[str, object]] | object,
 
 @pytest.mark.ci
 @pytest.mark.parametrize("kind", SPACES)
-def test_every_trial_of_any_search_branches(kind: str, tmp_path: Path) -> None:
+def test_every_trial_of_a_search_can_be_branched_whatever_the_kind_of_search(kind: str, tmp_path: Path) -> None:
     """Pruned ones as well, beyond where they were pruned: their other steps are trained."""
     space, options = SPACES[kind]
     result = search(tmp_path, space, **options)
@@ -145,7 +145,7 @@ def test_every_trial_of_any_search_branches(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-def test_metrics_decide_how_a_branch_of_a_plateau_continues(tmp_path: Path) -> None:
+def test_metrics_of_a_branch_decide_how_its_plateau_continues(tmp_path: Path) -> None:
     hp = {"lr": s.plateau(1.0, metric="score", mode="max", every=2, patience=0), "wd": 0.25}
     run = train(tmp_path, hp)
     branch = run.branch(3, wd=-9.0, **inline())
@@ -156,7 +156,7 @@ def test_metrics_decide_how_a_branch_of_a_plateau_continues(tmp_path: Path) -> N
 
 
 @pytest.mark.ci
-def test_what_metrics_have_not_decided_yet_is_not_branched_beyond_but_by_the_remedy(tmp_path: Path) -> None:
+def test_an_interrupted_plateau_trial_can_be_branched_only_up_to_its_last_decided_step(tmp_path: Path) -> None:
     """Of a trial under a plateau that was interrupted: its value in steps to come is not known."""
 
     class Stopped(Tape):
@@ -190,7 +190,7 @@ def test_what_metrics_have_not_decided_yet_is_not_branched_beyond_but_by_the_rem
         assert exact(one)
 
 
-def test_a_run_under_a_plateau_is_continued_and_found_again(tmp_path: Path) -> None:
+def test_training_a_run_with_a_plateau_again_finds_the_same_run(tmp_path: Path) -> None:
     hp = {"lr": s.plateau(1.0, every=2, patience=0)}
     assert train(tmp_path, hp).id == train(tmp_path, hp).id == "runs/0"
 
@@ -242,7 +242,7 @@ def test_an_invalid_branch_is_refused(
         ({"show_progress_bar": "yes"}, "show_progress_bar is 'yes'; give"),
     ],
 )
-def test_arguments_of_a_branch_are_read_as_those_of_a_run(
+def test_invalid_arguments_of_branch_extend_and_diff_are_named(
     options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     run = train(tmp_path)
@@ -254,7 +254,7 @@ def test_arguments_of_a_branch_are_read_as_those_of_a_run(
     assert hpstage.open(tmp_path).trials == ["runs/0"]
 
 
-def test_a_failed_trial_branches_before_its_failure_only(tmp_path: Path) -> None:
+def test_a_failed_trial_can_be_branched_only_before_its_failure(tmp_path: Path) -> None:
     space = {"a": s.piecewise({0: 1, 4: 7}), "b": 1.0}
     with pytest.raises(TrainingError):
         train(tmp_path, space, trainable=Failing(), checkpoint_every=2)
@@ -268,7 +268,7 @@ def test_a_failed_trial_branches_before_its_failure_only(tmp_path: Path) -> None
     assert branch.metrics[STEPS] == alone(branch.schedules, STEPS).evaluate()
 
 
-def test_a_trial_whose_code_ends_it_branches_before_that_only(tmp_path: Path) -> None:
+def test_a_trial_that_stopped_its_training_can_be_branched_only_before_the_stop(tmp_path: Path) -> None:
     class Ending(Tape):
         def train(self, step: int, hp: Mapping[str, Any]) -> None:
             super().train(step, hp)
@@ -281,7 +281,7 @@ def test_a_trial_whose_code_ends_it_branches_before_that_only(tmp_path: Path) ->
     assert run.branch(4, wd=1.0, **inline()).metrics.keys() >= {STEPS}
 
 
-def test_an_opened_store_needs_the_training_code(tmp_path: Path) -> None:
+def test_branching_a_trial_of_an_opened_store_needs_the_trainable(tmp_path: Path) -> None:
     train(tmp_path)
     opened = hpstage.open(tmp_path).trial("runs/0")
     with pytest.raises(UsageError, match="holds no training code; give it with trainable="):
@@ -290,7 +290,7 @@ def test_an_opened_store_needs_the_training_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-def test_a_store_in_memory_branches_too() -> None:
+def test_a_trial_in_a_memory_store_can_be_branched() -> None:
     run = train(MemoryJournal())
     assert (
         run.branch(4, lr=0.1, **inline()).metrics[STEPS]
@@ -321,7 +321,7 @@ def _open_once_both_wait(gate: Gate, store: Path) -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize(("donor", "at", "x", "total", "steps"), [("runs/0", 4, 2, 12, 0), ("runs/1", 7, 3, 13, 4)])
-def test_two_processes_branch_at_once_under_other_names_and_one_is_refused_under_the_same(
+def test_two_processes_can_branch_at_once_only_under_different_study_names(
     donor: str, at: int, x: int, total: float, steps: int, tmp_path: Path
 ) -> None:
     """The second branches in the same way, or from the branch that the first is training: where that keeps no state,
@@ -352,7 +352,7 @@ def test_two_processes_branch_at_once_under_other_names_and_one_is_refused_under
 
 
 @pytest.mark.parametrize("hp", [{"x": 1}, [{"x": 1}, {"x": s.piecewise({0: 1, 6: 2})}, {"x": 3}]], ids=["one", "three"])
-def test_a_call_whose_driver_was_taken_for_dead_ends_all_the_same(hp: object, tmp_path: Path) -> None:
+def test_a_run_finishes_even_if_its_driver_was_declared_dead(hp: object, tmp_path: Path) -> None:
     gate, journal = Gate(tmp_path), MemoryJournal()
     gate.shut(5)
 
@@ -378,7 +378,9 @@ def test_a_call_whose_driver_was_taken_for_dead_ends_all_the_same(hp: object, tm
 
 
 @pytest.mark.redis
-def test_a_plan_on_redis_keeps_its_runs_for_any_process(shared_redis: RedisServer, tmp_path: Path) -> None:
+def test_runs_on_redis_can_be_found_and_branched_after_the_store_is_opened(
+    shared_redis: RedisServer, tmp_path: Path
+) -> None:
     places: dict[str, Any] = {"store": f"{shared_redis.url}?prefix={uuid.uuid4().hex}", "checkpoints": str(tmp_path)}
     run = train(hp=HP, checkpoint_every=2, **places)
     assert train(hp=HP, **places).id == run.id == "runs/0"
@@ -388,7 +390,7 @@ def test_a_plan_on_redis_keeps_its_runs_for_any_process(shared_redis: RedisServe
     assert hpstage.open(**places).trials == ["runs/0", "runs/1"]
 
 
-def test_a_search_of_branches_trains_the_rest_only(tmp_path: Path) -> None:
+def test_a_search_over_branches_of_a_run_trains_only_the_new_steps(tmp_path: Path) -> None:
     run = train(tmp_path, checkpoint_every=2)
 
     def space(trial: optuna.Trial) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def outcome(study: optuna.Study) -> list[tuple[object, ...]]:
         pytest.param("journal", "tpe", marks=pytest.mark.slow),
     ],
 )
-def test_a_trial_that_is_cut_off_while_it_is_proposed_leaves_no_trace(
+def test_a_search_interrupted_while_it_proposes_a_trial_resumes_to_the_same_study(
     storage: str, sampler: str, tmp_path: Path
 ) -> None:
     expected = outcome(search(tmp_path / "undisturbed", storage, sampler).study)
@@ -114,7 +114,7 @@ def test_a_trial_that_is_cut_off_while_it_is_proposed_leaves_no_trace(
 
 
 @pytest.mark.ci
-def test_a_fork_that_is_cut_off_while_it_is_made_leaves_no_trace(tmp_path: Path) -> None:
+def test_a_search_interrupted_while_it_forks_a_trial_resumes_to_the_same_study(tmp_path: Path) -> None:
     def evolve(folder: str, stop_at: int = 0) -> list[tuple[object, ...]]:
         algorithm = PopulationBasedTraining(interval=2, seed=1)
         found = search(tmp_path / folder, "journal", "random", algorithm=algorithm, stop_at=stop_at, n_trials=4)
@@ -130,7 +130,7 @@ def test_a_fork_that_is_cut_off_while_it_is_made_leaves_no_trace(tmp_path: Path)
 
 @pytest.mark.ci
 @pytest.mark.parametrize("seed", range(4))
-def test_an_interrupted_fork_keeps_its_parameters(seed: int, tmp_path: Path) -> None:
+def test_an_interrupted_fork_keeps_its_parameters_when_the_search_resumes(seed: int, tmp_path: Path) -> None:
     algorithm = PopulationBasedTraining(interval=2, seed=seed)
     with pytest.raises(KeyboardInterrupt):
         search(tmp_path, "journal", "random", algorithm=algorithm, stop_at=14, n_trials=4)
@@ -144,7 +144,7 @@ def test_an_interrupted_fork_keeps_its_parameters(seed: int, tmp_path: Path) -> 
 @pytest.mark.parametrize("algorithm", [FullTraining(window=2), SuccessiveHalving(2, 2), ASHA(2, 2)], ids=repr)
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.one_in(2)
-def test_a_study_resumed_in_one_store_leaves_its_open_trials_in_another(
+def test_resuming_a_study_in_one_store_leaves_its_unfinished_trials_of_another_store(
     storage: str, algorithm: Algorithm, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def call(trainable: Tape, store: str, stop_at: int = 0) -> optuna.Study:

@@ -50,7 +50,7 @@ def test_a_store_of_a_newer_format_is_refused_with_the_remedy(tmp_path):
 @pytest.mark.ci
 @pytest.mark.parametrize("position", [0, 3])
 @pytest.mark.parametrize("garbage", [b"", b"\xff\x00", b"{}", b"[1]", b'{"type":"Wish"}', b'{"type":"StateReached"}'])
-def test_garbage_in_the_journal_is_named(tmp_path, position, garbage):
+def test_an_unreadable_record_in_the_journal_raises_a_store_error(tmp_path, position, garbage):
     search(store=tmp_path)
     rewrite(tmp_path, position, garbage)
     with pytest.raises(StoreError, match="choose another store"):
@@ -63,7 +63,7 @@ def test_garbage_in_the_journal_is_named(tmp_path, position, garbage):
     [{"node": 12345}, {"step": 0}, {"metrics": {"score": "high"}}, {"kept": {"key": "k", "bytes": 1, "digest": "d"}}],
     ids=lambda change: next(iter(change)),
 )
-def test_a_record_that_contradicts_the_journal_is_named(tmp_path, change):
+def test_a_record_that_contradicts_the_journal_is_named_by_its_position(tmp_path, change):
     search(store=tmp_path)
     journal = SQLiteJournal(tmp_path / "plan.sqlite")
     records = [json.loads(record) for record in journal.read()]
@@ -74,7 +74,7 @@ def test_a_record_that_contradicts_the_journal_is_named(tmp_path, change):
         search(store=tmp_path)
 
 
-def test_a_file_of_another_kind_is_refused_and_left_unchanged(tmp_path):
+def test_a_store_file_that_is_not_a_journal_is_refused_and_left_unchanged(tmp_path):
     (tmp_path / "plan.sqlite").write_bytes(b"my thesis " * 1000)
     with pytest.raises(StoreError, match="not a journal of hpstage"):
         search(store=tmp_path)
@@ -82,7 +82,7 @@ def test_a_file_of_another_kind_is_refused_and_left_unchanged(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["store", "checkpoints"])
-def test_a_folder_that_is_a_file_or_lies_below_one_is_named(tmp_path, option):
+def test_a_store_or_checkpoint_folder_that_is_a_file_or_below_a_file_is_refused(tmp_path, option):
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises((StoreError, CheckpointError), match="file"):
@@ -118,7 +118,7 @@ class Failing(CheckpointStore):
 
 
 @pytest.mark.ci
-def test_a_checkpoint_that_cannot_be_written_costs_others_or_stops_the_search_and_the_next_call_continues(tmp_path):
+def test_a_search_on_a_full_disk_finishes_or_can_be_resumed_with_the_same_values(tmp_path):
     whole = search(store=MemoryJournal())
     for fails_at in range(1, 100):
         journal = MemoryJournal()
@@ -145,7 +145,7 @@ def test_a_checkpoint_that_cannot_be_written_costs_others_or_stops_the_search_an
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files as Linux does")
-def test_a_disk_that_refuses_to_write_is_a_checkpoint_error_and_leaves_no_rest(tmp_path):
+def test_a_refused_checkpoint_write_raises_a_checkpoint_error_and_leaves_no_temporary_file(tmp_path):
     script = f"""
 import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -187,7 +187,7 @@ def spoil_by_deleting(folder: Path) -> None:
 @pytest.mark.parametrize("spoil", [spoil_by_truncating, spoil_by_flipping_a_bit, spoil_by_deleting])
 @pytest.mark.parametrize("which", [slice(None), slice(0, None, 2)], ids=["all", "half"])
 @pytest.mark.ci_one_in(2)
-def test_damaged_checkpoints_are_trained_again_and_values_stay_the_same(tmp_path, spoil, which):
+def test_states_of_damaged_checkpoints_are_trained_again_to_the_same_values(tmp_path, spoil, which):
     search(store=tmp_path, algorithm=SuccessiveHalving(2, 2))
     folders = sorted(path.parent for path in (tmp_path / "checkpoints").glob("*/*/manifest.json"))
     assert len(folders) > 5
@@ -205,6 +205,6 @@ class Secretive(Tape):
         return {"inner": [super().state_dict(), lambda: None]}
 
 
-def test_a_state_that_cannot_be_captured_ends_the_search_and_names_the_path():
+def test_a_state_that_cannot_be_saved_ends_the_search_with_the_path_of_the_offending_value():
     with pytest.raises(StateError, match=r"state\['inner'\]\[1\] is a function"):
         search(Secretive(), n_trials=1)

@@ -85,7 +85,9 @@ def alone(result: hpstage.Result, number: int) -> float:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("space", [with_decay, left_out], ids=lambda space: space.__name__)
-def test_a_search_reuses_training_from_before_the_default(space: Any, tmp_path: Path) -> None:
+def test_a_new_hyperparameter_with_a_default_reuses_steps_trained_without_the_hyperparameter(
+    space: Any, tmp_path: Path
+) -> None:
     first = search(tmp_path / "store", Mine(), first_day, "monday", n_trials=24)
     assert first.savings.steps_unique == first.savings.steps_trained
     result = search(tmp_path / "store", later(defaults={"decay": 0.0}), space, "wednesday")
@@ -99,7 +101,7 @@ def test_a_search_reuses_training_from_before_the_default(space: Any, tmp_path: 
 
 
 @pytest.mark.ci
-def test_a_training_function_has_defaults_as_an_attribute(tmp_path: Path) -> None:
+def test_a_training_function_may_have_defaults_as_an_attribute(tmp_path: Path) -> None:
     def train(run: hpstage.Run) -> None:
         mine = Mine()
         mine.setup(run.hp)
@@ -119,7 +121,7 @@ def test_a_training_function_has_defaults_as_an_attribute(tmp_path: Path) -> Non
     assert result.savings.steps_trained <= sum(STEPS - begin for begin in steps)
 
 
-def test_a_fork_that_leaves_the_default_continues_its_donor(tmp_path: Path) -> None:
+def test_a_fork_that_leaves_a_default_value_continues_from_its_donor_trial(tmp_path: Path) -> None:
     def space(trial: optuna.Trial) -> dict[str, Any]:
         decay = trial.suggest_categorical("decay", [0.0, 0.05, 0.1])
         return {"lr": trial.suggest_float("lr", 0.05, 0.2), **({"decay": decay} if decay else {})}
@@ -138,7 +140,7 @@ def test_a_fork_that_leaves_the_default_continues_its_donor(tmp_path: Path) -> N
     assert len(begun) <= 12 < len(result.study.trials), "no fork begins from scratch"
 
 
-def test_the_remedy_in_the_error_of_then_adds_a_hyperparameter_to_the_winner(tmp_path: Path) -> None:
+def test_following_the_error_of_then_adds_a_new_hyperparameter_to_a_trained_trial(tmp_path: Path) -> None:
     won = search(tmp_path / "store", Mine(), first_day, "monday", n_trials=1).trial(0)
     with pytest.raises(
         UsageError, match=r"\(defaults = \{'decay': OLD\} on .* 'decay': s.piecewise\(\{0: OLD, 20: NEW\}\)\}"
@@ -162,7 +164,7 @@ def test_an_interrupted_search_continues_with_a_new_default(tmp_path: Path) -> N
     assert all(trial.value == alone(result, trial.number) for trial in result.study.trials)
 
 
-def test_a_finished_search_is_extended_with_a_new_default(tmp_path: Path) -> None:
+def test_a_finished_search_can_be_extended_with_a_new_default(tmp_path: Path) -> None:
     search(tmp_path / "store", Mine(), first_day, steps=10)
     result = search(tmp_path / "store", later(defaults={"decay": 0.0}), with_decay_of_zero, steps=STEPS, extend=True)
     assert all(trial.value == alone(result, trial.number) for trial in result.study.trials[-8:])
@@ -172,7 +174,7 @@ def with_decay_of_zero(trial: optuna.Trial) -> dict[str, Any]:
     return {**first_day(trial), "decay": s.piecewise({0: 0.0, 12: 0.1})}
 
 
-def test_another_default_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_a_changed_default_is_refused_and_the_store_keeps_its_states(tmp_path: Path) -> None:
     first = search(tmp_path / "store", later(defaults={"decay": 0.0}), first_day, "monday")
     with pytest.raises(UsageError, match=r"`defaults` gives 'decay' the value 0.5.*trained with 0: keep that default"):
         search(tmp_path / "store", later(defaults={"decay": 0.5}), first_day, "tuesday")
@@ -210,7 +212,7 @@ class Own(Mine):
         self.x = self.defaults.get("start", 0.0)
 
 
-def test_defaults_that_the_code_reads_count_in_the_key(tmp_path: Path, caplog: Any) -> None:
+def test_a_defaults_attribute_that_training_code_reads_is_part_of_the_key(tmp_path: Path, caplog: Any) -> None:
     values = set()
     for number, own in enumerate((Own(width=[64]), Own(width=[64], start=1.0), Own(start=1.0))):
         result = search(tmp_path / f"store{number}", own, first_day, str(number))
@@ -221,7 +223,7 @@ def test_defaults_that_the_code_reads_count_in_the_key(tmp_path: Path, caplog: A
     assert "its own code reads it" in caplog.text
 
 
-def test_code_without_defaults_is_warned_of_defaults_set_by_another_search(tmp_path: Path, caplog: Any) -> None:
+def test_a_search_without_defaults_warns_of_defaults_set_by_another_search(tmp_path: Path, caplog: Any) -> None:
     search(tmp_path / "store", later(defaults={"decay": 0.0}), first_day, "monday")
     assert "Another search" not in caplog.text
     again = search(tmp_path / "store", Mine(), first_day, "tuesday")
@@ -229,7 +231,7 @@ def test_code_without_defaults_is_warned_of_defaults_set_by_another_search(tmp_p
     assert "Another search on this store has set defaults for 'decay'" in caplog.text
 
 
-def test_attributes_of_that_name_that_are_something_else_count_in_the_key() -> None:
+def test_a_defaults_attribute_that_is_not_a_dict_is_part_of_the_key() -> None:
     one, two = later(defaults=(1, 2)), later(defaults=(1, 3))
     assert code_identity(type(one)()) == code_identity(type(two)())  # with a version stated, code does not count
     one, two = later(version=None, defaults=(1, 2)), later(version=None, defaults=(1, 3))
@@ -238,7 +240,7 @@ def test_attributes_of_that_name_that_are_something_else_count_in_the_key() -> N
     assert code_identity(one) == code_identity(two)
 
 
-def test_a_stage_tree_sampler_takes_a_default_for_the_value_that_a_space_leaves_out(tmp_path: Path) -> None:
+def test_a_stage_tree_sampler_uses_the_default_of_a_hyperparameter_that_the_space_leaves_out(tmp_path: Path) -> None:
     def written(trial: optuna.Trial) -> dict[str, Any]:
         rate, decay = trial.suggest_float("lr", 0.1, 0.2), trial.suggest_categorical("decay", [0.0, 0.1])
         drop = trial.suggest_float("drop", 0.1, 0.9)

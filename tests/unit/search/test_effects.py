@@ -94,7 +94,9 @@ def test_a_hyperparameter_without_effect_is_logged_once(
     assert named is None or f"{named} had no effect on training so far: trials " in messages[0]
 
 
-def test_the_trials_that_differ_are_named_though_one_has_begun_both_branches(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_no_effect_warning_names_both_trials_even_if_one_trial_began_both_branches(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     for late in (3, 1):
         study.enqueue_trial({"late": late})

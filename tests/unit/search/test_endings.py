@@ -113,7 +113,7 @@ def outcome(result: hpstage.Result) -> list[tuple[object, ...]]:
     return [(trial.params, trial.state, trial.value, trial.intermediate_values) for trial in result.study.trials]
 
 
-def test_trials_end_where_a_plain_loop_ends_them_and_nothing_beyond_is_trained_or_counted() -> None:
+def test_trials_that_stop_themselves_end_where_a_plain_training_loop_ends_them() -> None:
     trainable = Ending()
     result = search(MemoryJournal(), trainable=trainable, verify="off")
     ends = set()
@@ -157,26 +157,26 @@ class Silent(Ending):
 
 
 @pytest.mark.parametrize("error", [optuna.TrialPruned(), hpstage.StopTraining()], ids=["pruned", "complete"])
-def test_an_end_without_a_message_is_described_by_its_name_and_step(error: Exception) -> None:
+def test_a_stop_or_prune_without_a_message_is_described_by_its_exception_and_step(error: Exception) -> None:
     result = search(MemoryJournal(), trainable=Silent(error), n_trials=1)
     assert result.study.trials[0].user_attrs["hpstage:ended"] == f"{type(error).__name__} in step 2"
 
 
-def test_an_evaluation_that_prunes_without_a_message_is_described_by_its_name() -> None:
+def test_a_prune_without_a_message_in_evaluate_is_described_by_its_exception() -> None:
     result = search(MemoryJournal(), trainable=Silent(optuna.TrialPruned(), "evaluate"), n_trials=1)
     assert result.study.trials[0].state == TrialState.PRUNED
     assert "TrialPruned" in result.study.trials[0].user_attrs["hpstage:ended"]
 
 
 @pytest.mark.parametrize("where", ["setup", "evaluate"])
-def test_stopping_where_no_step_is_trained_says_where_it_may_be_done(where: str) -> None:
+def test_raising_stop_training_outside_a_training_step_is_refused_with_the_remedy(where: str) -> None:
     with pytest.raises(TrainingError, match=r"StopTraining: enough \(raise it in a training step"):
         search(MemoryJournal(), trainable=Silent(hpstage.StopTraining("enough"), where), n_trials=1, catch=())
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: type(algorithm).__name__)
-def test_endings_are_equal_with_and_without_sharing_under_every_algorithm(algorithm: Algorithm) -> None:
+def test_trials_that_stop_themselves_end_equally_with_and_without_sharing(algorithm: Algorithm) -> None:
     shared = search(MemoryJournal(), algorithm=algorithm)
     apart = search(MemoryJournal(), algorithm=algorithm, sharing=False)
     assert outcome(shared) == outcome(apart)
@@ -186,7 +186,7 @@ def test_endings_are_equal_with_and_without_sharing_under_every_algorithm(algori
         assert result.savings.steps_trained >= merged(result.plan).steps_unique
 
 
-def test_what_has_ended_is_not_trained_again_by_a_later_search(tmp_path: Path) -> None:
+def test_trials_that_stopped_themselves_are_not_trained_again_by_a_later_search(tmp_path: Path) -> None:
     first = search(tmp_path)
     again = Ending()
     second = search(
@@ -201,7 +201,7 @@ def test_what_has_ended_is_not_trained_again_by_a_later_search(tmp_path: Path) -
     assert second.savings.steps_asked == first.savings.steps_asked
 
 
-def test_an_extended_search_does_not_change_ended_trials(tmp_path: Path) -> None:
+def test_extending_a_search_does_not_extend_trials_that_stopped_themselves(tmp_path: Path) -> None:
     first = search(tmp_path)
     trainable = Ending()
     longer = search(tmp_path, trainable=trainable, study=first.study, steps=STEPS + 4, extend=True)
@@ -211,7 +211,7 @@ def test_an_extended_search_does_not_change_ended_trials(tmp_path: Path) -> None
     validate(longer.plan)
 
 
-def test_a_reader_of_the_journal_sees_the_same_endings(tmp_path: Path) -> None:
+def test_a_plan_read_from_the_journal_knows_where_trials_stopped_themselves(tmp_path: Path) -> None:
     result = search(tmp_path, evaluate_every=3)
     journal = SQLiteJournal(tmp_path / "plan.sqlite")
     facts = list(read_facts(journal))
@@ -226,7 +226,7 @@ def test_a_reader_of_the_journal_sees_the_same_endings(tmp_path: Path) -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("every", [1, 3])
-def test_values_on_the_way_stop_at_the_end(every: int) -> None:
+def test_intermediate_values_stop_where_a_trial_stops_itself(every: int) -> None:
     result = search(MemoryJournal(), evaluate_every=every)
     for trial in result.study.trials:
         _, steps, value = alone(result.schedules(trial.number))
@@ -237,7 +237,7 @@ def test_values_on_the_way_stop_at_the_end(every: int) -> None:
     validate(result.plan)
 
 
-def test_a_report_can_be_written_and_its_sums_are_those_of_the_result(tmp_path: Path) -> None:
+def test_a_report_with_trials_that_stopped_themselves_shows_the_unique_steps_of_the_result(tmp_path: Path) -> None:
     result = search(tmp_path / "store", algorithm=SuccessiveHalving(2, 2))
     page = result.write_report(tmp_path / "report")
     assert f"{result.savings.steps_unique:,}" in page.read_text()
@@ -252,7 +252,7 @@ class Diverging(Ending):
         super().train(step, hp)
 
 
-def test_a_divergence_is_logged_once_and_the_best_trial_is_another(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_diverged_trial_is_pruned_and_logged_once_for_its_branch(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "hpstage"):
         result = search(MemoryJournal(), trainable=Diverging())
     diverged = [t for t in result.study.trials if "loss is nan" in t.user_attrs.get("hpstage:ended", "")]
@@ -272,7 +272,7 @@ class Unmeasured(Ending):
         return super().evaluate()
 
 
-def test_an_evaluation_that_fails_at_the_end_fails_its_trials() -> None:
+def test_an_evaluation_that_fails_after_stop_training_fails_its_trials() -> None:
     result = search(MemoryJournal(), trainable=Unmeasured())
     failed = [trial for trial in result.study.trials if trial.state == TrialState.FAIL]
     assert failed and all("no measurement" in trial.user_attrs["hpstage:failure"] for trial in failed)
@@ -307,7 +307,9 @@ def ended(plan: SearchPlan, step: int, outcome: str) -> TrainingEnded:
         (0, "pruned", [0, 0, 0]),
     ],
 )
-def test_an_end_applies_to_all_trials_that_contain_its_step(step: int, outcome: str, requested: list[int]) -> None:
+def test_the_end_of_training_applies_to_all_trials_that_share_its_step(
+    step: int, outcome: str, requested: list[int]
+) -> None:
     plan = plan_of(16, 12, 16)
     fact = ended(plan, step, outcome)
     check(plan, fact)
@@ -322,7 +324,7 @@ def test_an_end_applies_to_all_trials_that_contain_its_step(step: int, outcome: 
     assert all(a <= b for a, b in pairwise(sorted(plan.trials[TrialId("s/0")].targets)))
 
 
-def test_an_end_without_metrics_is_refused() -> None:
+def test_a_training_end_recorded_as_complete_without_metrics_is_refused() -> None:
     plan = plan_of(16, 12, 16)
     with pytest.raises(InternalError, match="no metrics"):
         plan.apply(TrainingEnded(ChainId("c"), WorkerId("w"), NodeId(0), 3, 0.0, "complete"))
@@ -355,7 +357,7 @@ class Dying(hpstage.InlineExecutor):
         return reports
 
 
-def test_nothing_is_trained_from_the_last_state_after_a_crash(tmp_path: Path) -> None:
+def test_a_trial_that_stopped_itself_is_not_trained_further_after_a_crash(tmp_path: Path) -> None:
     study = optuna.create_study(study_name="study", direction="minimize")
     for executor in (Dying(), hpstage.InlineExecutor()):
         with suppress(InternalError):

@@ -63,7 +63,9 @@ def outcome(result: hpstage.Result) -> list[tuple[object, ...]]:
     ids=lambda algorithm: type(algorithm).__name__,
 )
 @pytest.mark.ci_one_in(2)
-def test_curves_have_the_values_without_sharing_and_change_nothing_else(algorithm: Algorithm, every: int) -> None:
+def test_intermediate_values_are_exact_and_change_neither_outcomes_nor_trained_steps(
+    algorithm: Algorithm, every: int
+) -> None:
     plain = search(MemoryJournal(), algorithm=algorithm)
     result = search(MemoryJournal(), algorithm=algorithm, evaluate_every=every)
     assert outcome(result) == outcome(plain)
@@ -80,7 +82,7 @@ def test_curves_have_the_values_without_sharing_and_change_nothing_else(algorith
         )
 
 
-def test_an_interrupted_search_resumes_with_its_curves() -> None:
+def test_an_interrupted_search_resumes_with_the_same_intermediate_values() -> None:
     class Interrupted(hpstage.InlineExecutor):
         left = 10
 
@@ -102,7 +104,7 @@ def test_an_interrupted_search_resumes_with_its_curves() -> None:
     assert [t.intermediate_values for t in result.study.trials] == [t.intermediate_values for t in whole.study.trials]
 
 
-def test_what_an_earlier_call_has_trained_past_is_left_out_and_nothing_is_retrained(tmp_path: Path) -> None:
+def test_steps_trained_by_an_earlier_call_get_no_intermediate_values_and_are_not_retrained(tmp_path: Path) -> None:
     first = search(tmp_path, n_trials=2)
     longer = search(tmp_path, n_trials=2, study=first.study, steps=24, extend=True, evaluate_every=5)
     assert longer.savings.steps_trained == longer.savings.steps_unique - first.savings.steps_unique
@@ -110,7 +112,7 @@ def test_what_an_earlier_call_has_trained_past_is_left_out_and_nothing_is_retrai
         assert sorted(trial.intermediate_values) == [STEPS, 20, 24]
 
 
-def test_a_metric_that_is_missing_on_the_way_is_named_and_nan_is_passed_over() -> None:
+def test_intermediate_values_that_are_nan_are_left_out() -> None:
     class Late(Tape):
         def evaluate(self) -> Mapping[str, float]:
             return {"score": float("nan") if self.score < 1 else self.score}
@@ -120,7 +122,7 @@ def test_a_metric_that_is_missing_on_the_way_is_named_and_nan_is_passed_over() -
 
 
 @pytest.mark.parametrize("every", [0, -1, 2.5, True, "5"])
-def test_an_invalid_interval_is_refused(every: object) -> None:
+def test_an_invalid_evaluate_every_is_refused(every: object) -> None:
     with pytest.raises(UsageError, match="evaluate_every"):
         search(MemoryJournal(), evaluate_every=every)
 
@@ -139,7 +141,7 @@ def next_target(targets: Targets) -> tuple[int, list[int]]:
     return found[0], [answer.step for answer in found[1]]
 
 
-def test_a_synchronous_order_waits_for_the_first_target_and_all_steps_on_its_way() -> None:
+def test_synchronous_targets_come_back_in_order_with_all_their_intermediate_steps() -> None:
     targets = Targets(synchronous=True)
     assert targets.ask(0, 8, [2, 4]) == [2, 4, 8]
     assert targets.ask(1, 8) == [8]
@@ -154,7 +156,7 @@ def test_a_synchronous_order_waits_for_the_first_target_and_all_steps_on_its_way
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
-def test_a_target_whose_steps_were_answered_on_the_way_to_another_does_not_wait(synchronous: bool) -> None:
+def test_a_target_requests_no_step_that_was_already_answered(synchronous: bool) -> None:
     targets = Targets(synchronous=synchronous)
     targets.ask(0, 8, [4])
     for _ in range(2):  # the second time, it is no news
@@ -167,7 +169,9 @@ def test_a_target_whose_steps_were_answered_on_the_way_to_another_does_not_wait(
 
 
 @given(st.permutations([(index, step) for index in range(3) for step in (2, 4, 8)]), st.booleans())
-def test_each_target_comes_back_once_in_any_order_of_arrival(order: list[tuple[int, int]], synchronous: bool) -> None:
+def test_each_target_comes_back_once_whatever_the_order_of_its_answers(
+    order: list[tuple[int, int]], synchronous: bool
+) -> None:
     targets = Targets(synchronous=synchronous)
     for index in range(3):
         targets.ask(index, 4, [2])
@@ -184,7 +188,7 @@ def test_each_target_comes_back_once_in_any_order_of_arrival(order: list[tuple[i
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
-def test_a_target_beyond_the_end_of_its_trial_is_answered_there(synchronous: bool) -> None:
+def test_a_target_beyond_the_end_of_its_trial_is_answered_at_the_end(synchronous: bool) -> None:
     targets = Targets(synchronous=synchronous)
     assert targets.ask(0, 4, end=5) == [4]
     targets.answer(0, answered(4))

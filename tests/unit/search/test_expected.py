@@ -48,7 +48,7 @@ def expected(algorithm: Algorithm, **values: Any) -> float:
     return steps_in_all(request, branches)
 
 
-def test_trials_that_an_algorithm_stops_are_expected_to_be_stopped() -> None:
+def test_expected_steps_account_for_trials_that_the_algorithm_stops() -> None:
     assert expected(FullTraining()) == STEPS * N_TRIALS
     rungs = 27 * 3 + 9 * (9 - 3) + 3 * (27 - 9) + 1 * (81 - 27)
     assert expected(SuccessiveHalving(min_steps=3, reduction_factor=3)) == rungs
@@ -57,12 +57,12 @@ def test_trials_that_an_algorithm_stops_are_expected_to_be_stopped() -> None:
     assert expected(SuccessiveHalving(min_steps=3, reduction_factor=3), late=late) == rungs
 
 
-def test_a_trial_is_expected_to_end_where_its_space_ends_it() -> None:
+def test_expected_steps_follow_the_length_that_the_space_gives_a_trial() -> None:
     assert expected(FullTraining(), steps=40) == 40 * N_TRIALS
 
 
 @pytest.mark.parametrize(
     "algorithm", [Hyperband(min_steps=3), MedianStopping(interval=9), PopulationBasedTraining(interval=9)], ids=repr
 )
-def test_every_algorithm_is_played(algorithm: Algorithm) -> None:
+def test_expected_steps_can_be_estimated_for_every_algorithm(algorithm: Algorithm) -> None:
     assert 0 < expected(algorithm) <= STEPS * N_TRIALS

@@ -90,7 +90,7 @@ def assert_values_are_exact(result: hpstage.Result) -> None:
 
 
 @pytest.mark.ci
-def test_more_steps_train_only_new_steps_and_results_equal_those_of_a_longer_search(tmp_path: Path) -> None:
+def test_extending_to_more_steps_trains_only_new_steps_and_gives_the_values_of_a_longer_search(tmp_path: Path) -> None:
     study = create()
     first = run(study, tmp_path)
     longer = run(study, tmp_path, steps=12, extend=True)
@@ -108,7 +108,7 @@ def test_more_steps_train_only_new_steps_and_results_equal_those_of_a_longer_sea
 @pytest.mark.parametrize("change", [{"n_trials": 17}, {"steps": 16}, {"steps": 16, "n_trials": 17}, {}], ids=str)
 @pytest.mark.one_in(3)
 @pytest.mark.ci
-def test_an_extended_search_decides_as_one_that_was_as_large_from_the_start(
+def test_an_extended_search_completes_the_trials_of_a_search_as_large_from_the_start(
     algorithm: Algorithm, change: dict[str, int]
 ) -> None:
     study, journal = create(), MemoryJournal()
@@ -126,7 +126,7 @@ def test_an_extended_search_decides_as_one_that_was_as_large_from_the_start(
 
 
 @pytest.mark.parametrize("algorithm", [ASHA(2, 2, window=3), MedianStopping(2, 2, 2, window=3)], ids=repr)
-def test_searches_that_depend_on_order_are_extended_with_exact_values(algorithm: Algorithm) -> None:
+def test_extended_asynchronous_searches_have_exact_values(algorithm: Algorithm) -> None:
     study, journal = create(), MemoryJournal()
     run(study, journal, algorithm=algorithm)
     extended = run(study, journal, algorithm=algorithm, extend=True, steps=12, n_trials=14)
@@ -135,7 +135,7 @@ def test_searches_that_depend_on_order_are_extended_with_exact_values(algorithm:
     assert any(trial.last_step == 12 and trial.state == TrialState.COMPLETE for trial in study.trials)
 
 
-def test_a_finished_trial_gains_its_longer_result_in_a_trial_that_names_it() -> None:
+def test_extending_a_finished_trial_adds_a_new_trial_that_names_the_finished_trial() -> None:
     study, journal = create(), MemoryJournal()
     run(study, journal, n_trials=3)
     before = study.trials
@@ -149,7 +149,7 @@ def test_a_finished_trial_gains_its_longer_result_in_a_trial_that_names_it() -> 
         assert new.user_attrs["hpstage:steps"] == 12
 
 
-def test_extending_to_the_present_number_of_steps_changes_nothing() -> None:
+def test_extending_to_the_same_number_of_steps_changes_no_trial() -> None:
     study, journal = create(), MemoryJournal()
     run(study, journal, algorithm=SuccessiveHalving(2, 2))
     before = study.trials
@@ -158,7 +158,7 @@ def test_extending_to_the_present_number_of_steps_changes_nothing() -> None:
 
 
 @pytest.mark.ci
-def test_an_extension_may_be_extended_again_and_by_another_algorithm(tmp_path: Path) -> None:
+def test_an_extended_search_may_be_extended_again_with_another_algorithm(tmp_path: Path) -> None:
     study, journal = create(), tmp_path
     run(study, journal, n_trials=6, steps=4, algorithm=SuccessiveHalving(1, 2))
     run(study, journal, n_trials=6, steps=8, algorithm=SuccessiveHalving(1, 2), extend=True)
@@ -175,7 +175,7 @@ def stored(folder: Path) -> optuna.Study:
 @pytest.mark.parametrize("every", [27, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("algorithm", [SuccessiveHalving(2, 2), PopulationBasedTraining(2)], ids=repr)
 @pytest.mark.ci
-def test_an_extension_that_is_interrupted_anywhere_ends_as_if_it_had_not_been(
+def test_an_extension_interrupted_at_any_step_ends_as_an_uninterrupted_extension(
     tmp_path: Path, algorithm: Algorithm, every: int
 ) -> None:
     def both(folder: Path, at: int) -> Fuse:
@@ -201,7 +201,7 @@ def test_an_extension_that_is_interrupted_anywhere_ends_as_if_it_had_not_been(
     assert at > 12
 
 
-def test_trials_of_an_interrupted_search_are_taken_over_and_continue_as_themselves(tmp_path: Path) -> None:
+def test_running_trials_of_an_interrupted_search_keep_their_numbers_when_it_is_extended(tmp_path: Path) -> None:
     Fused.fuse = Fuse(12)
     with pytest.raises(KeyboardInterrupt):
         run(stored(tmp_path), tmp_path, Fused(), n_trials=4)
@@ -214,7 +214,7 @@ def test_trials_of_an_interrupted_search_are_taken_over_and_continue_as_themselv
     assert [trial.last_step for trial in lines(result.study)] == [12] * 4
 
 
-def test_a_search_with_other_arguments_says_that_it_leaves_an_interrupted_one_as_it_is(
+def test_a_search_with_other_steps_warns_of_an_interrupted_search_and_suggests_extend(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Fused.fuse = Fuse(12)
@@ -225,7 +225,7 @@ def test_a_search_with_other_arguments_says_that_it_leaves_an_interrupted_one_as
     assert "interrupted search" in caplog.text and "extend=True" in caplog.text
 
 
-def test_more_steps_without_extend_propose_new_trials_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_more_steps_without_extend_propose_new_trials_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     study, journal = create(), MemoryJournal()
     run(study, journal, n_trials=2)
     assert "extend" not in caplog.text
@@ -239,7 +239,7 @@ def searched(journal: MemoryJournal) -> int:
     return sum(b'"Driver' not in record for record in separated(journal).read())
 
 
-def test_what_cannot_be_extended_is_refused_before_anything_is_trained() -> None:
+def test_an_invalid_extension_is_refused_and_writes_nothing_to_the_journal() -> None:
     study, journal = create(), MemoryJournal()
     with pytest.raises(UsageError, match=r"this store knows no search of study"):
         run(study, journal, extend=True)
@@ -255,7 +255,7 @@ def test_what_cannot_be_extended_is_refused_before_anything_is_trained() -> None
 
 
 @pytest.mark.ci
-def test_a_space_whose_schedules_were_others_before_cannot_be_extended() -> None:
+def test_a_search_cannot_be_extended_if_its_space_changes_schedules_of_trained_steps() -> None:
     def stretched(steps: int) -> Any:
         return lambda trial: {"a": s.linear(trial.suggest_float("a", 1, 2), total_iters=steps)}
 
@@ -269,7 +269,7 @@ def test_a_space_whose_schedules_were_others_before_cannot_be_extended() -> None
     assert [trial.last_step for trial in lines(study)] == [12, 12]
 
 
-def test_an_extended_search_prunes_forks_that_it_does_not_repeat(tmp_path: Path) -> None:
+def test_extending_with_another_algorithm_prunes_running_forks(tmp_path: Path) -> None:
     Fused.fuse = Fuse(30)
     with pytest.raises(KeyboardInterrupt):
         run(stored(tmp_path), tmp_path, Fused(), algorithm=PopulationBasedTraining(2), n_trials=6)
@@ -318,7 +318,7 @@ def test_an_interrupted_search_continues_with_another_number_of_trials(
     assert sum(isinstance(fact, SearchEnded) for fact in read_facts(journal)) == 1
 
 
-def test_another_number_of_trials_trains_no_finished_trial_further() -> None:
+def test_resuming_with_another_number_of_trials_extends_no_finished_trial() -> None:
     def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         if sum(trial.state.is_finished() for trial in study.trials) == 9:
             raise KeyboardInterrupt
@@ -333,7 +333,7 @@ def test_another_number_of_trials_trains_no_finished_trial_further() -> None:
     assert not any("hpstage:extends" in trial.user_attrs for trial in study.trials)
 
 
-def test_the_argument_that_another_call_differs_in_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_warning_of_an_interrupted_search_names_the_argument_that_differs(caplog: pytest.LogCaptureFixture) -> None:
     def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         raise KeyboardInterrupt
 
@@ -345,7 +345,7 @@ def test_the_argument_that_another_call_differs_in_is_named(caplog: pytest.LogCa
     assert "holds an interrupted search with steps=4 (now steps=5)" in caplog.text
 
 
-def test_queued_trials_that_a_stop_has_withdrawn_are_continued() -> None:
+def test_queued_trials_left_waiting_by_a_stop_are_trained_by_an_extension() -> None:
     study, store = create(), MemoryJournal()
     for a in (1, 2, 3):
         study.enqueue_trial({"a": a, "late": a, "b": 1.0})

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.sampled(4)
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
-def test_an_exception_fails_the_trials_below_it_and_no_others():
+def test_an_exception_fails_only_the_trials_that_share_its_stage():
     def risky(trial: optuna.Trial) -> dict[str, object]:
         early = trial.suggest_categorical("early", [1, 2])
         late = trial.suggest_categorical("late", [1, 5, 7])
@@ -53,7 +53,7 @@ def test_an_exception_fails_the_trials_below_it_and_no_others():
             assert "evaluation fails under a=5" in trial.user_attrs["hpstage:failure"]
 
 
-def test_an_exception_in_setup_fails_the_trials_that_begin_so():
+def test_an_exception_in_setup_fails_only_trials_with_the_same_initial_values():
     study = create()
     grid = optuna.samplers.GridSampler({"a": [1, 13]}, seed=0)
     study = optuna.create_study(direction="maximize", sampler=grid)
@@ -92,7 +92,7 @@ class Raising(Tape):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_stops_the_study_is_an_instance_of_the_builtin_exception_that_was_raised(
+def test_the_training_error_is_an_instance_of_the_builtin_exception_raised_by_user_code(
     error: Exception, kind: type[Exception]
 ) -> None:
     Raising.error = error
@@ -125,7 +125,7 @@ class Breaking(Tape):
         super().train(step, hp)
 
 
-def test_a_failure_that_catch_does_not_name_is_raised_after_a_stop_and_the_search_is_closed():
+def test_a_failure_that_catch_does_not_name_is_raised_even_if_a_callback_stopped_the_study():
     study, journal = create(), MemoryJournal()
     options = {"space": lambda trial: {"a": 1, "steps": [4, 8][trial.number]}, "store": journal, "n_trials": 2}
     with pytest.raises(TrainingError, match="broken at 6"):
@@ -134,7 +134,7 @@ def test_a_failure_that_catch_does_not_name_is_raised_after_a_stop_and_the_searc
     assert open_existing_plan(journal).searches[study.study_name].ended
 
 
-def test_a_search_whose_trials_all_fail_says_so_once_at_the_end(caplog):
+def test_a_search_whose_trials_all_fail_warns_once_at_the_end(caplog):
     def warnings(**options: object) -> list[str]:
         caplog.clear()
         run(create(), Breaking(), **options)
@@ -147,7 +147,7 @@ def test_a_search_whose_trials_all_fail_says_so_once_at_the_end(caplog):
 
 
 @pytest.mark.parametrize("where", ["setup", "evaluate"])
-def test_a_trial_that_is_pruned_outside_a_step_is_pruned_and_the_others_continue(where):
+def test_raising_trial_pruned_in_setup_or_evaluate_prunes_only_that_trial(where):
     class Pruning(Tape):
         version = f"pruning in {where}"
 
@@ -170,7 +170,7 @@ def test_a_trial_that_is_pruned_outside_a_step_is_pruned_and_the_others_continue
     assert result.savings.steps_trained == result.savings.steps_unique
 
 
-def test_a_failure_may_name_a_file_whose_name_is_not_text():
+def test_a_failure_message_with_a_file_name_that_is_not_utf8_is_recorded():
     class Missing(Tape):
         def train(self, step, hp):
             raise FileNotFoundError("caf\udce9.png")
@@ -181,7 +181,7 @@ def test_a_failure_may_name_a_file_whose_name_is_not_text():
     assert open_existing_plan(journal).failures[0].failure.summary == "FileNotFoundError: caf\\udce9.png"
 
 
-def test_each_failure_is_logged_once_with_the_users_traceback(caplog):
+def test_repeated_failures_are_logged_once_with_the_users_traceback_and_then_suppressed(caplog):
     result = run(create(), Failing(), space=lambda trial: {"a": 7, "b": trial.number}, n_trials=4)
     messages = [text for text in map(logging.LogRecord.getMessage, caplog.records) if text.startswith("Trial")]
     assert len(messages) == 2
@@ -190,7 +190,7 @@ def test_each_failure_is_logged_once_with_the_users_traceback(caplog):
     assert result.savings.failed == 4
 
 
-def test_nothing_is_saved_by_trials_that_all_fail():
+def test_savings_count_no_time_without_sharing_if_all_trials_fail():
     result = run(create(), Failing(), space=lambda trial: {"a": 7}, n_trials=4)
     assert result.savings.worker_seconds_alone == 0.0
     assert result.savings.lower_bound_seconds is None
@@ -198,7 +198,9 @@ def test_nothing_is_saved_by_trials_that_all_fail():
 
 @pytest.mark.ci
 @pytest.mark.parametrize("rejects", [False, True], ids=["trained", "rejected"])
-def test_a_trial_that_another_process_ends_is_unchanged_and_the_others_continue(rejects: bool, tmp_path: Path) -> None:
+def test_a_trial_that_somebody_else_failed_stays_failed_and_other_trials_continue(
+    rejects: bool, tmp_path: Path
+) -> None:
     storage = f"sqlite:///{tmp_path / 'studies.db'}"
 
     def space(trial: optuna.Trial) -> dict[str, float]:
@@ -256,7 +258,7 @@ def test_a_trial_that_somebody_sets_to_waiting_stays_queued_for_the_next_call(
     assert study.trials[left.number].params == left.params
 
 
-def test_a_queued_trial_that_somebody_else_ends_before_the_search_is_stopped_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_queued_trial_that_somebody_else_failed_stays_failed_after_a_stop(tmp_path: Path) -> None:
     study = optuna.create_study(storage=f"sqlite:///{tmp_path / 'studies.db'}")
     for value in (0.1, 0.2, 0.3):
         study.enqueue_trial({"a": value})
@@ -273,7 +275,9 @@ def test_a_queued_trial_that_somebody_else_ends_before_the_search_is_stopped_sta
 
 
 @pytest.mark.parametrize("which", [0, -1], ids=["first", "last"])
-def test_a_trial_that_is_deleted_is_named_and_nothing_is_trained_again(which: int, tmp_path: Path) -> None:
+def test_deleting_a_running_trial_raises_a_store_error_and_its_steps_are_not_trained_again(
+    which: int, tmp_path: Path
+) -> None:
     storage = f"sqlite:///{tmp_path / 'studies.db'}"
     study = optuna.create_study(study_name="study", storage=storage)
 

@@ -99,13 +99,15 @@ def check_trials(result: hpstage.Result, space: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 @pytest.mark.parametrize("space", [stated, ending, mixed])
 @pytest.mark.ci_one_in(2)
-def test_each_trial_ends_at_its_own_end_under_every_algorithm(algorithm: Algorithm, space: Callable[..., Any]) -> None:
+def test_each_trial_ends_at_its_own_length_under_every_algorithm(
+    algorithm: Algorithm, space: Callable[..., Any]
+) -> None:
     result = search(space, algorithm=algorithm)
     check_trials(result, space)
     assert TrialState.COMPLETE in {trial.state for trial in result.study.trials}
 
 
-def test_a_length_in_the_space_and_the_end_of_a_schedule_are_one_trial() -> None:
+def test_a_length_given_by_steps_or_by_the_end_of_a_schedule_gives_the_same_trials() -> None:
     result, other = search(stated), search(lambda trial: {"lr": ending(trial)["lr"]})
     assert [trial.value for trial in result.study.trials] == [trial.value for trial in other.study.trials]
     assert result.savings.steps_trained == other.savings.steps_trained == result.savings.steps_unique
@@ -113,7 +115,9 @@ def test_a_length_in_the_space_and_the_end_of_a_schedule_are_one_trial() -> None
 
 
 @pytest.mark.parametrize(("short", "requested"), [(5, [3, 4, 4, 4]), (1, [3, 12, 12, 4])])
-def test_a_trial_that_ends_before_a_rung_is_compared_there_by_its_last_value(short: int, requested: list[int]) -> None:
+def test_a_trial_that_ends_before_a_rung_is_compared_at_the_rung_by_its_last_value(
+    short: int, requested: list[int]
+) -> None:
     """Trials 1 and 2 are one line. At step 4, one candidate of three continues; the trial that is over is complete."""
     values, lengths = [short, 2, 2, 1], [3, 12, 12, 12]
     result = search(
@@ -130,7 +134,7 @@ def test_a_trial_that_ends_before_a_rung_is_compared_there_by_its_last_value(sho
     assert result.study.trials[0].value == 3 * short
 
 
-def test_trials_of_one_branch_that_end_at_different_steps_become_two_candidates() -> None:
+def test_halving_treats_trials_of_one_branch_with_different_lengths_as_two_candidates() -> None:
     result = search(
         lambda trial: {"x": 1, "steps": [4, 12][trial.number]},
         Counter(),
@@ -146,7 +150,7 @@ def test_trials_of_one_branch_that_end_at_different_steps_become_two_candidates(
     assert result.savings.steps_trained == 12
 
 
-def test_evaluations_on_the_way_end_with_the_trial() -> None:
+def test_intermediate_evaluations_end_with_the_trial() -> None:
     result = search(evaluate_every=2)
     for trial in result.study.trials:
         end = int(trial.params["length"])
@@ -178,7 +182,7 @@ class Unopened(hpstage.InlineExecutor):
     ],
 )
 @pytest.mark.parametrize("rare", [False, True])
-def test_a_contradiction_is_named_before_workers_start_and_leaves_no_trial(
+def test_contradictory_lengths_are_named_before_workers_start_and_leave_no_trial(
     described: dict[str, object], message: str, rare: bool
 ) -> None:
     study = optuna.create_study(sampler=optuna.samplers.GridSampler({"kind": ["good", "fine", "bad"]}, seed=0))
@@ -192,7 +196,7 @@ def test_a_contradiction_is_named_before_workers_start_and_leaves_no_trial(
     assert study.trials == []
 
 
-def test_an_algorithm_that_forks_trials_needs_them_to_be_of_one_length() -> None:
+def test_an_algorithm_that_forks_trials_requires_equal_lengths() -> None:
     study = optuna.create_study()
     with pytest.raises(UsageError, match=rf"has 5 steps, but the algorithm forks .* must all have {STEPS}"):
         search(
@@ -227,7 +231,7 @@ def constants(values: dict[str, int | float]) -> dict[str, s.Schedule]:
     return {name: s.constant(value) for name, value in values.items()}
 
 
-def test_trying_out_a_space_that_draws_leaves_the_global_generators_as_they_were() -> None:
+def test_trying_out_a_space_leaves_the_global_random_generators_unchanged() -> None:
     random.seed(1)
     np.random.seed(1)
     expected = random.random(), np.random.random()
@@ -238,7 +242,7 @@ def test_trying_out_a_space_that_draws_leaves_the_global_generators_as_they_were
     assert (random.random(), np.random.random()) == expected
 
 
-def test_a_space_that_draws_from_the_global_generators_draws_what_it_draws_without_training() -> None:
+def test_a_space_draws_the_same_numbers_from_global_random_generators_as_without_training() -> None:
     found, study = [], optuna.create_study()
 
     def draw() -> float:
@@ -262,7 +266,7 @@ def test_a_space_that_draws_from_the_global_generators_draws_what_it_draws_witho
     assert found == expected
 
 
-def test_what_else_a_space_raises_is_left_to_the_trials_of_the_study() -> None:
+def test_a_space_that_fails_when_tried_out_but_works_in_the_study_is_accepted() -> None:
     """In the one in memory there is no history."""
     study = optuna.create_study()
     study.set_user_attr("lr", 3)
@@ -275,7 +279,7 @@ def test_what_else_a_space_raises_is_left_to_the_trials_of_the_study() -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("algorithm", [FullTraining(), SuccessiveHalving(2, 2)], ids=repr)
-def test_extended_trials_grow_to_their_own_ends(algorithm: Algorithm, tmp_path: Path) -> None:
+def test_extended_trials_are_trained_to_their_own_lengths(algorithm: Algorithm, tmp_path: Path) -> None:
     def space(trial: optuna.Trial) -> dict[str, object]:
         end = trial.suggest_int("length", 1, STEPS)
         lr = s.piecewise({0: trial.suggest_int("first", 1, 2), 4: trial.suggest_int("late", 1, 2)})
@@ -302,7 +306,7 @@ def test_an_extension_that_would_shorten_a_trial_is_refused() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [FullTraining(), SuccessiveHalving(2, 2)], ids=repr)
-def test_an_interrupted_search_of_several_lengths_ends_as_an_undisturbed_one(
+def test_an_interrupted_search_of_several_lengths_ends_as_an_uninterrupted_search(
     algorithm: Algorithm, tmp_path: Path
 ) -> None:
     Fused.fuse = Fuse()
@@ -323,14 +327,14 @@ def test_an_interrupted_search_of_several_lengths_ends_as_an_undisturbed_one(
 
 
 @pytest.mark.ci
-def test_a_rehearsal_counts_the_steps_that_the_search_will_have() -> None:
+def test_preflight_predicts_the_steps_of_a_search_of_several_lengths() -> None:
     planned = hpstage.preflight(stated, steps=STEPS, n_trials=12, sampler=optuna.samplers.RandomSampler(seed=5))
     saved = search(stated).savings
     assert (planned.steps_asked.median, planned.steps_unique.median) == (saved.steps_asked, saved.steps_unique)
     assert math.isclose(planned.merge_rate.median, saved.merge_rate)
 
 
-def test_a_search_without_sharing_trains_each_trial_to_its_own_end() -> None:
+def test_a_search_without_sharing_trains_each_trial_to_its_own_length() -> None:
     alone, shared = search(stated, sharing=False), search(stated)
     assert alone.savings.steps_trained == shared.savings.steps_asked
     assert [trial.value for trial in alone.study.trials] == [trial.value for trial in shared.study.trials]

@@ -60,7 +60,7 @@ def create(seed: int = 0, **options: object) -> optuna.Study:
 @pytest.mark.ci
 @given(st.lists(st.tuples(schedules(8), schedules(8)), min_size=1, max_size=6), st.data())
 @settings(max_examples=15)
-def test_every_trial_has_the_metrics_and_state_that_it_has_without_sharing(pairs, data):
+def test_every_trial_has_the_same_metrics_as_without_sharing(pairs, data):
     order = data.draw(st.permutations(range(len(pairs))))
 
     def listed(trial: optuna.Trial) -> dict[str, object]:
@@ -78,7 +78,7 @@ def test_every_trial_has_the_metrics_and_state_that_it_has_without_sharing(pairs
     assert result.savings.steps_trained == result.savings.steps_unique
 
 
-def test_successive_halving_prunes_and_completes_as_the_plain_algorithm_does():
+def test_successive_halving_prunes_and_completes_the_same_trials_as_a_plain_implementation():
     study = create()
     result = run(study, n_trials=16, algorithm=SuccessiveHalving(2, 2, tree_aware=False))
     scores = {}
@@ -113,7 +113,7 @@ SAMPLERS = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_the_study_is_that_of_plain_optuna_under_any_of_its_samplers(name):
+def test_a_study_has_the_same_trials_as_plain_optuna_under_every_sampler(name):
     def tuned(trial: optuna.Trial) -> dict[str, object]:
         x = trial.suggest_float("x", 0.5, 1.5, step=0.25 if name == "brute force" else None)
         late = 2.0 if trial.suggest_categorical("kind", ["p", "q"]) == "p" else x
@@ -128,7 +128,7 @@ def test_the_study_is_that_of_plain_optuna_under_any_of_its_samplers(name):
     assert [(t.params, t.value) for t in study.trials] == [(t.params, t.value) for t in plain.trials]
 
 
-def test_a_learning_sampler_sees_results_as_they_come():
+def test_a_search_with_tpe_and_a_window_completes_all_trials():
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=1, n_startup_trials=4))
     run(study, n_trials=30, algorithm=FullTraining(window=4))
     assert len(study.trials) == 30
@@ -170,7 +170,7 @@ class Stopper:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("algorithm", [FullTraining(), FullTraining(window=8), SuccessiveHalving(2, 2), ASHA(2, 2)])
-def test_a_stopped_study_leaves_no_trial_open_and_trains_no_further(algorithm):
+def test_a_stopped_study_leaves_no_running_trial_and_ends_its_search(algorithm):
     study = create()
     result = run(study, n_trials=24, algorithm=algorithm, callbacks=[Stopper(2)])
     states = Counter(trial.state for trial in study.trials)
@@ -186,7 +186,7 @@ def test_a_stopped_study_leaves_no_trial_open_and_trains_no_further(algorithm):
     assert result.plan.searches[study.study_name].ended
 
 
-def test_a_queued_trial_that_a_stop_has_left_waiting_is_not_said_to_be_ended_by_it():
+def test_a_queued_trial_left_waiting_by_a_stop_completes_later_and_is_not_marked_as_ended():
     study = create()
     for value in (1, 2, 3, 4):
         study.enqueue_trial({"a": value})
@@ -199,7 +199,7 @@ def test_a_queued_trial_that_a_stop_has_left_waiting_is_not_said_to_be_ended_by_
         assert trial.state == TrialState.COMPLETE and "hpstage:ended" not in trial.user_attrs
 
 
-def test_a_space_that_stops_the_study_in_a_fork_ends_the_search():
+def test_a_space_that_stops_the_study_while_a_trial_is_forked_ends_the_search():
     study = create()
 
     def space(trial: optuna.Trial) -> dict[str, object]:
@@ -211,7 +211,7 @@ def test_a_space_that_stops_the_study_in_a_fork_ends_the_search():
     assert {trial.state for trial in study.trials} == {TrialState.PRUNED, TrialState.FAIL}
 
 
-def test_points_of_a_grid_that_a_stop_has_left_out_are_searched_by_the_next_call():
+def test_grid_points_left_out_by_a_stop_are_searched_by_the_next_call():
     journal = MemoryJournal()
     study = optuna.create_study(sampler=optuna.samplers.GridSampler({"a": [1, 2, 3, 4, 5, 6]}))
 
@@ -227,7 +227,7 @@ def test_points_of_a_grid_that_a_stop_has_left_out_are_searched_by_the_next_call
     assert len(study.trials) == 6
 
 
-def test_the_store_answers_what_was_trained_before():
+def test_an_equal_search_on_the_same_store_trains_no_step_again():
     journal = MemoryJournal()
     store = {"store": journal}
     first = run(create(), **store)
@@ -237,7 +237,7 @@ def test_the_store_answers_what_was_trained_before():
     assert [t.value for t in again.study.trials] == [t.value for t in first.study.trials]
 
 
-def test_a_search_that_saved_nothing_says_what_took_more():
+def test_the_savings_text_names_what_took_longer_if_sharing_saved_nothing():
     savings = run(create()).savings
     lost = dataclasses.replace(
         savings,
@@ -262,7 +262,7 @@ class Trying(hpstage.InlineExecutor):
         return super().try_out(initial)
 
 
-def test_what_was_evaluated_before_is_not_tried_out_again_unless_another_metric_is_requested():
+def test_a_trainable_is_not_tried_out_again_on_a_store_unless_another_metric_is_requested():
     store, first, second = MemoryJournal(), Trying(), Trying()
     run(create(0), n_trials=2, store=store, executor=first)
     run(create(1), n_trials=2, store=store, executor=second)
@@ -272,7 +272,7 @@ def test_what_was_evaluated_before_is_not_tried_out_again_unless_another_metric_
     assert second.tried == 1
 
 
-def test_another_workload_is_refused_and_named():
+def test_a_changed_version_of_the_trainable_is_refused_as_another_workload():
     class Other(Tape):
         version = "2"
 
@@ -282,7 +282,7 @@ def test_another_workload_is_refused_and_named():
         run(create(), Other(), store=journal)
 
 
-def test_a_store_on_which_nothing_was_trained_may_be_removed():
+def test_the_error_of_another_workload_suggests_removing_the_store_if_nothing_was_trained():
     class Refused(Tape):
         version = "2"
 
@@ -295,7 +295,7 @@ def test_a_store_on_which_nothing_was_trained_may_be_removed():
         run(create(), store=journal)
 
 
-def test_what_was_edited_is_named(tmp_path, monkeypatch):
+def test_the_error_of_another_workload_names_the_edited_function(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     source = "from hpstage.testing.toys import Tape\nclass Edited(Tape):\n    version = None\n    def evaluate(self):\n"
     helper = "        return {'score': gain(), 'hash': 0.0}\ndef gain():\n    return "
@@ -311,7 +311,7 @@ def test_what_was_edited_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("first", [None, "1"])
-def test_a_version_stated_or_left_out_is_not_an_edit(first):
+def test_adding_or_removing_a_version_is_not_reported_as_an_edit(first):
     class Versioned(Tape):
         version = first
 
@@ -352,7 +352,7 @@ def test_a_version_stated_or_left_out_is_not_an_edit(first):
         ({"checkpoint_every": 0}, "checkpoint_every is 0"),
     ],
 )
-def test_bad_input_is_named_before_anything_is_trained(options, message):
+def test_invalid_arguments_of_optimize_are_named_before_training(options, message):
     class Untouched(Tape):
         def train(self, step, hp):
             raise AssertionError("trained")
@@ -363,7 +363,7 @@ def test_bad_input_is_named_before_anything_is_trained(options, message):
     assert all(t.state == TrialState.FAIL for t in study.trials)
 
 
-def test_a_study_and_its_metrics_must_fit_each_other():
+def test_the_number_of_metrics_must_match_the_objectives_of_the_study():
     two = optuna.create_study(directions=["maximize", "minimize"])
     with pytest.raises(UsageError, match=r"2 objectives, but metric names 1"):
         run(two)
@@ -373,7 +373,7 @@ def test_a_study_and_its_metrics_must_fit_each_other():
         run(two, metric=["score", "nothing"])
 
 
-def test_the_studys_objectives_are_named_like_the_metrics_unless_the_user_has_named_them():
+def test_objectives_of_a_study_are_named_after_the_metrics_unless_the_user_named_them():
     two = optuna.create_study(directions=["maximize", "minimize"])
     with pytest.raises(UsageError):
         run(two, metric=["score", "nothing"])
@@ -401,7 +401,7 @@ def test_schedule_errors_name_the_trial_and_the_hyperparameter():
         run(create(), space=lambda trial: {"lr": float("inf")})
 
 
-def test_conditional_spaces_work():
+def test_trials_of_a_conditional_space_have_exact_values():
     def conditional(trial: optuna.Trial) -> dict[str, object]:
         if trial.suggest_categorical("kind", ["x", "y"]) == "x":
             return {"a": 1}
@@ -414,7 +414,7 @@ def test_conditional_spaces_work():
         assert trial.value == alone(line, 8).score
 
 
-def test_values_of_every_json_kind_can_be_sequences():
+def test_a_schedule_may_mix_values_of_every_json_type():
     values = ["adam", "sgd", True, False, 1, 2.5, None]
     pieces = s.piecewise(dict(enumerate(values)))
     study = create()
@@ -423,7 +423,7 @@ def test_values_of_every_json_kind_can_be_sequences():
 
 
 @pytest.mark.ci
-def test_a_report_can_be_written_again_and_again(tmp_path):
+def test_a_report_can_be_written_after_each_of_several_calls(tmp_path):
     """The best trial of a later call may stem from an earlier one."""
     study = create()
     store = {"store": tmp_path / "plan"}
@@ -432,7 +432,7 @@ def test_a_report_can_be_written_again_and_again(tmp_path):
         assert result.write_report(tmp_path / "report").exists()
 
 
-def test_a_study_with_trials_of_another_workload_is_warned_of(caplog):
+def test_a_search_warns_if_its_study_has_trials_of_another_workload(caplog):
     class Other(Tape):
         version = "2"
 
@@ -444,7 +444,7 @@ def test_a_study_with_trials_of_another_workload_is_warned_of(caplog):
 
 
 @pytest.mark.ci
-def test_the_lower_bound_is_given_only_for_a_search_done_in_one_call():
+def test_the_makespan_has_a_lower_bound_unless_the_store_held_earlier_training():
     journal = MemoryJournal()
     first = run(create(), store=journal)
     assert first.savings.lower_bound_seconds is not None
@@ -456,7 +456,7 @@ def test_the_lower_bound_is_given_only_for_a_search_done_in_one_call():
 @pytest.mark.parametrize("name", ["grid", "brute force"])
 @pytest.mark.parametrize("algorithm", [FullTraining(), ASHA(2, 2)], ids=repr)
 @pytest.mark.parametrize("n_trials", [None, 30])
-def test_a_finite_space_is_searched_once_and_no_point_twice(name, algorithm, n_trials):
+def test_a_finite_space_is_searched_completely_and_no_point_twice(name, algorithm, n_trials):
     def finite(trial: optuna.Trial) -> dict[str, object]:
         x = trial.suggest_float("x", 0.5, 1.5, step=1.0)
         kind = trial.suggest_categorical("kind", ["p", "q"])
@@ -476,7 +476,7 @@ def test_a_finite_space_is_searched_once_and_no_point_twice(name, algorithm, n_t
         ({"executor": hpstage.InlineExecutor}, r"executor is the class InlineExecutor; give an instance"),
     ],
 )
-def test_a_class_in_the_place_of_an_instance_is_named(arguments, message):
+def test_a_class_given_instead_of_an_instance_is_named(arguments, message):
     with pytest.raises(UsageError, match=message):
         run(create(), arguments.pop("trainable", Tape()), **arguments)
 

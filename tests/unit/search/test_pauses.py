@@ -161,7 +161,7 @@ def test_a_worker_is_present_only_during_the_calls_that_it_works_for(called_twic
     assert said[1].endswith(" of their time, first stage to last") and said[0].endswith(" seconds, first stage to last")
 
 
-def test_a_worker_is_not_idle_in_a_call_for_which_others_worked() -> None:
+def test_a_worker_is_not_idle_in_a_call_for_which_only_other_workers_worked() -> None:
     def idle(second: str) -> float:
         account = Account(SearchPlan(WORKLOAD))
         added = trial(0, {"a": s.constant(1)}, 8)
@@ -179,15 +179,13 @@ def test_a_worker_is_not_idle_in_a_call_for_which_others_worked() -> None:
     assert idle("w") == idle("another") == 3 * 2.0
 
 
-def test_calls_at_the_same_time_have_no_pause(called_twice: tuple[MemoryJournal, float]) -> None:
+def test_overlapping_calls_have_no_pause_between_them(called_twice: tuple[MemoryJournal, float]) -> None:
     journal, _ = called_twice
     assert open_book(journal).pauses.gaps == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 10))), st.integers(-5, 70), st.integers(-5, 70))
-def test_the_elapsed_time_is_that_within_the_first_and_last_period_but_outside_of_gaps(
-    periods: list[tuple[int, int]], start: int, stop: int
-) -> None:
+def test_elapsed_time_excludes_the_gaps_between_periods(periods: list[tuple[int, int]], start: int, stop: int) -> None:
     spans = [(float(begin), float(begin + length)) for begin, length in periods]
     pauses = Pauses(spans)
     first, last = min((b for b, _ in spans), default=0), max((e for _, e in spans), default=0)
@@ -200,7 +198,7 @@ def test_the_elapsed_time_is_that_within_the_first_and_last_period_but_outside_o
     assert pauses.seconds == sum(map(is_pause, range(-5, 80)))
 
 
-def test_an_interrupted_search_is_reported_as_a_whole() -> None:
+def test_savings_of_an_interrupted_search_count_all_its_calls_without_the_pause() -> None:
     """What its calls did, and how long they were at work, count from where it began; the night between does not."""
     journal, shelf = MemoryJournal(), set[StateKey]()
     study = optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=1))
@@ -229,7 +227,7 @@ def test_an_interrupted_search_is_reported_as_a_whole() -> None:
     assert saved.makespan <= evening.clock() + morning.clock() - NIGHT
 
 
-def test_what_others_on_the_plan_train_is_not_part_of_the_makespan() -> None:
+def test_training_of_other_studies_is_not_part_of_the_makespan() -> None:
     def trained(chain: str, driver: str, at: float) -> list[Fact]:
         span = Span(NodeId(0), 0, 5)
         reached = StateReached(ChainId(chain), WorkerId("worker"), NodeId(0), 0, 5, at + 5.0, 5.0)

@@ -111,7 +111,7 @@ def check(result: hpstage.Result, *, once: bool = True) -> None:
     [FullTraining(), FullTraining(window=2), SuccessiveHalving(4, 2), ASHA(4, 2), Hyperband(4, 2)],
     ids=repr,
 )
-def test_trials_have_the_values_of_torchs_scheduler_under_every_algorithm(algorithm: Algorithm) -> None:
+def test_plateau_trials_have_the_values_of_reduce_lr_on_plateau_under_every_algorithm(algorithm: Algorithm) -> None:
     check(search(algorithm=algorithm), once=algorithm == FullTraining())
     result = search(partial(space, most=1), algorithm=algorithm)
     check(result)
@@ -119,7 +119,7 @@ def test_trials_have_the_values_of_torchs_scheduler_under_every_algorithm(algori
     assert len({result.trial(number).planned.schedules["lr"] for number in range(12)}) > 4
 
 
-def test_equal_histories_are_one_line_until_the_metric_parts_them() -> None:
+def test_plateau_trials_share_steps_until_the_metric_separates_them() -> None:
     """Three patiences are one line until the first of them is at its end."""
 
     class Flat(Tape):
@@ -140,7 +140,7 @@ def test_equal_histories_are_one_line_until_the_metric_parts_them() -> None:
     assert [trial.value for trial in result.study.trials] == [1.0] * 3
 
 
-def test_the_metric_and_its_direction_are_those_of_the_study() -> None:
+def test_a_plateau_uses_the_metric_and_direction_of_the_study_by_default() -> None:
     for direction, expected in (("maximize", [0.1] * 6), ("minimize", [0.1] * 2 + [0.05] * 2 + [0.025] * 2)):
         study = optuna.create_study(study_name="study", direction=direction)
         space = lambda trial: {"lr": s.plateau(0.1, patience=0, factor=0.5, cooldown=1), "a": 1}  # noqa: E731
@@ -159,7 +159,7 @@ class Rising(Tape):
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("at", range(1, 36, 5))
 @pytest.mark.parametrize("where", ["training", "deciding"])
-def test_a_search_that_is_interrupted_anywhere_decides_the_same(
+def test_an_interrupted_search_makes_the_same_plateau_decisions_when_it_resumes(
     where: str, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also between a metric and what it decides: then the decision was not written."""
@@ -198,7 +198,7 @@ def test_a_search_that_is_interrupted_anywhere_decides_the_same(
     validate(result.plan)
 
 
-def test_an_extended_search_is_the_longer_one(tmp_path: Path) -> None:
+def test_an_extended_search_with_plateaus_equals_a_search_as_long_from_the_start(tmp_path: Path) -> None:
     options: dict[str, Any] = {"store": tmp_path / "store", "n_trials": 6}
     short = search(**options, steps=7)
     longer = search(**options, study=short.study, extend=True)
@@ -226,7 +226,9 @@ def _hasty(**changes: Any) -> Plateau:
     ],
     ids=["bounded", "no longer bounded", "from its end on", "later", "fixed"],
 )
-def test_an_extension_continues_as_the_space_now_says(before: object, after: object, tmp_path: Path) -> None:
+def test_an_extension_follows_the_changed_plateau_of_the_space_after_trained_steps(
+    before: object, after: object, tmp_path: Path
+) -> None:
     short = search(lambda trial: {"lr": before}, n_trials=1, steps=6, store=tmp_path)
     longer = search(lambda trial: {"lr": after}, n_trials=1, steps=14, store=tmp_path, study=short.study, extend=True)
     at_once = search(lambda trial: {"lr": after}, n_trials=1, steps=14)
@@ -244,7 +246,7 @@ def test_an_extension_continues_as_the_space_now_says(before: object, after: obj
     ],
     ids=["patience", "metric", "constant"],
 )
-def test_an_extension_does_not_change_decisions_about_trained_steps(
+def test_an_extension_that_would_change_decisions_about_trained_steps_is_refused(
     before: object, after: object, tmp_path: Path
 ) -> None:
     short = search(lambda trial: {"lr": before}, n_trials=1, steps=6, store=tmp_path)
@@ -252,13 +254,13 @@ def test_an_extension_does_not_change_decisions_about_trained_steps(
         search(lambda trial: {"lr": after}, n_trials=1, steps=14, store=tmp_path, study=short.study, extend=True)
 
 
-def test_plateaus_are_the_same_without_sharing() -> None:
+def test_plateau_trials_have_the_same_values_without_sharing() -> None:
     shared, separate = search(n_trials=5), search(n_trials=5, sharing=False)
     assert [trial.value for trial in shared.study.trials] == [trial.value for trial in separate.study.trials]
     assert separate.savings.steps_trained == 5 * STEPS
 
 
-def test_a_fixed_schedule_with_the_same_values_is_the_same_branch() -> None:
+def test_a_fixed_schedule_with_the_values_of_a_plateau_trial_trains_no_step_again() -> None:
     """What was decided can be requested by hand: nothing is trained for it."""
     store = MemoryJournal()
     result = search(store=store, n_trials=1)
@@ -269,7 +271,7 @@ def test_a_fixed_schedule_with_the_same_values_is_the_same_branch() -> None:
     assert again.study.best_value == result.study.best_value == alone(schedules, STEPS).score
 
 
-def test_a_failed_look_fails_the_trial() -> None:
+def test_a_failed_evaluation_for_a_plateau_fails_the_trial() -> None:
     class Fails(Bumpy):
         version = "fails"
 
@@ -284,7 +286,7 @@ def test_a_failed_look_fails_the_trial() -> None:
     assert result.savings.steps_trained < STEPS
 
 
-def test_training_that_ends_itself_is_decided_no_further() -> None:
+def test_plateau_trials_that_stop_themselves_end_with_the_value_of_a_plain_loop() -> None:
     class Ends(Bumpy):
         version = "ends"
 
@@ -300,7 +302,7 @@ def test_training_that_ends_itself_is_decided_no_further() -> None:
         assert trial.value == by_hand(trial.params, 9)[1][-1]
 
 
-def test_evaluate_every_sees_other_steps_besides() -> None:
+def test_plateau_trials_are_exact_with_evaluate_every() -> None:
     check(search(evaluate_every=3, n_trials=5))
 
 
@@ -312,7 +314,7 @@ def test_evaluate_every_sees_other_steps_besides() -> None:
         (s.plateau(0.1), {"algorithm": PopulationBasedTraining(interval=4)}, r"'lr'.*cannot be forked"),
     ],
 )
-def test_what_cannot_be_decided_is_named_before_anything_is_trained(
+def test_a_plateau_that_the_search_cannot_follow_is_refused_before_training(
     plateau: Plateau, options: dict[str, Any], message: str
 ) -> None:
     study = optuna.create_study(study_name="study", direction="maximize")
@@ -321,7 +323,7 @@ def test_what_cannot_be_decided_is_named_before_anything_is_trained(
     assert not any(trial.state == TrialState.COMPLETE for trial in study.trials)
 
 
-def test_noisy_metrics_decide_nothing() -> None:
+def test_a_plateau_on_a_noisy_metric_is_refused() -> None:
     class Noisy(Bumpy):
         version = "noisy"
         noisy = ("loss",)
@@ -331,14 +333,14 @@ def test_noisy_metrics_decide_nothing() -> None:
 
 
 @pytest.mark.ci
-def test_preflight_rehearses_a_plateau_with_other_metrics() -> None:
+def test_preflight_estimates_a_search_with_plateaus_by_rehearsals() -> None:
     estimate = hpstage.preflight(space, steps=STEPS, n_trials=8, workers=(2,), rehearsals=3)
     assert not estimate.exact
     assert estimate.rehearsals == 3
     assert estimate.trials.median == 8
 
 
-def test_each_objective_is_looked_at_in_its_own_direction() -> None:
+def test_a_plateau_of_a_multi_objective_study_uses_the_direction_of_its_objective() -> None:
     def two(trial: optuna.Trial) -> dict[str, Any]:
         return {"lr": s.plateau(0.5, metric="score", patience=0, factor=0.5, every=2), "a": 1}
 
@@ -355,7 +357,7 @@ class Rise(Tape):
         return {"loss": 1.0, "score": self.score + len(self.digest)}
 
 
-def test_a_stopped_study_keeps_what_was_looked_at() -> None:
+def test_a_stopped_study_keeps_the_metrics_that_its_plateaus_evaluated() -> None:
     """Three trials are trained side by side; the shortest ends the study when the others have been looked at."""
 
     def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
@@ -375,6 +377,6 @@ def test_a_stopped_study_keeps_what_was_looked_at() -> None:
 
 
 @pytest.mark.parametrize("wrong", [lambda: s.piecewise({0: 1, 5: s.plateau(0.1)}), lambda: s.plateau(0.1).since(3)])  # type: ignore[dict-item]
-def test_schedules_that_cannot_contain_a_plateau_are_refused(wrong: Callable[[], object]) -> None:
+def test_piecewise_and_since_refuse_a_plateau(wrong: Callable[[], object]) -> None:
     with pytest.raises(ScheduleError, match=r"s\.plateau\(\.\.\.\).*\.until\(step\)"):
         wrong()

@@ -109,7 +109,7 @@ def searched(
     return views.all, result
 
 
-def test_a_count_of_one_is_in_the_singular() -> None:
+def test_the_progress_line_uses_the_singular_for_a_count_of_one() -> None:
     one = replace(VIEW, steps_trained=1, stages_done=1, complete=1, pruned=0, failed=0, n_trials=None, over=True)
     assert line(one).startswith("digits: 1 trial; 1 complete; best accuracy 0.99721; 1 step trained, 1 stage done; ")
 
@@ -122,7 +122,7 @@ def test_a_count_of_one_is_in_the_singular() -> None:
 @pytest.mark.parametrize("step_seconds", [0.01, lambda hp: 30.0 + hp["b"]])
 @pytest.mark.parametrize("sampler", ["random", "grid"])
 @pytest.mark.one_in(4)
-def test_at_half_time_of_full_training_the_time_left_is_estimated_within_a_quarter(
+def test_the_time_left_is_estimated_within_a_quarter_halfway_through_full_training(
     monkeypatch, workers, step_seconds, sampler
 ):
     executor = SimulatedExecutor(workers, step_seconds=step_seconds, evaluate_seconds=0.02, save_seconds=0.01)
@@ -135,7 +135,7 @@ def test_at_half_time_of_full_training_the_time_left_is_estimated_within_a_quart
 @pytest.mark.ci
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("algorithm", [FullTraining(window=8), SuccessiveHalving(10), MedianStopping(20, grace=20)])
-def test_at_half_time_the_estimate_is_within_a_factor_of_three_where_requests_follow_results(
+def test_the_time_left_is_estimated_within_a_factor_of_three_halfway_through_adaptive_searches(
     monkeypatch, workers, algorithm
 ):
     executor = SimulatedExecutor(workers, evaluate_seconds=0.02, save_seconds=0.01)
@@ -175,7 +175,7 @@ def test_no_time_left_is_shown_before_a_step_was_measured(monkeypatch):
     assert measured
 
 
-def test_a_search_without_an_end_shows_no_time_left(monkeypatch):
+def test_a_search_without_n_trials_shows_no_time_left(monkeypatch):
     def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         if trial.number == 20:
             study.stop()
@@ -190,7 +190,7 @@ def test_a_search_without_an_end_shows_no_time_left(monkeypatch):
 
 
 @pytest.mark.parametrize("algorithm", [FullTraining(), SuccessiveHalving(2)])
-def test_the_last_view_agrees_with_study_and_result(monkeypatch, algorithm):
+def test_the_last_progress_view_agrees_with_study_and_result(monkeypatch, algorithm):
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=1))
 
     def space(trial: optuna.Trial) -> dict[str, object]:
@@ -212,7 +212,7 @@ def test_the_last_view_agrees_with_study_and_result(monkeypatch, algorithm):
     assert last.stages_left == 0
 
 
-def test_in_a_later_call_the_merge_rate_is_that_of_the_study_until_the_call_ends(monkeypatch):
+def test_the_merge_rate_shown_is_that_of_the_whole_plan_until_a_later_call_ends(monkeypatch):
     study, journal = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)), MemoryJournal()
     kept: set[object] = set()
     for _ in range(2):
@@ -223,7 +223,7 @@ def test_in_a_later_call_the_merge_rate_is_that_of_the_study_until_the_call_ends
 
 @pytest.mark.ci
 @pytest.mark.parametrize("workers", [1, 5])
-def test_steps_never_fall_and_end_with_those_trained(monkeypatch, workers):
+def test_the_trained_steps_shown_never_decrease_and_end_at_the_steps_of_the_result(monkeypatch, workers):
     executor = SimulatedExecutor(workers, step_seconds=lambda hp: 1.0 + 5 * (hp["b"] % 2), save_seconds=0.01)
     views, result = searched(monkeypatch, executor, optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)))
     steps = [view.steps_trained for view in views[:-1]]
@@ -232,7 +232,7 @@ def test_steps_never_fall_and_end_with_those_trained(monkeypatch, workers):
     assert views[-1].steps_trained == result.savings.steps_trained
 
 
-def test_what_was_saved_counts_from_the_first_results_on_and_not_when_trials_are_over(monkeypatch):
+def test_saved_time_is_shown_before_the_first_trial_finishes(monkeypatch):
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     executor = SimulatedExecutor(2)  # neither loading nor evaluating takes time: sharing is all there is to count
     views, result = searched(monkeypatch, executor, study, algorithm=SuccessiveHalving(50, 2))
@@ -241,7 +241,7 @@ def test_what_was_saved_counts_from_the_first_results_on_and_not_when_trials_are
     assert views[-2].saved_seconds == pytest.approx(result.savings.saved_seconds)
 
 
-def test_before_a_trial_is_complete_the_best_value_at_any_step_is_shown_with_its_step(monkeypatch):
+def test_the_best_value_is_shown_with_its_step_until_a_trial_is_complete(monkeypatch):
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0))
     executor = SimulatedExecutor(1, measure=lambda key, step: {"value": step + 0.5})
     views, _ = searched(monkeypatch, executor, study, algorithm=SuccessiveHalving(10))
@@ -251,7 +251,7 @@ def test_before_a_trial_is_complete_the_best_value_at_any_step_is_shown_with_its
     assert (views[-1].best, views[-1].best_step) == (study.best_value, None)
 
 
-def test_a_call_that_continues_counts_the_trials_steps_and_stages_of_the_one_before(monkeypatch):
+def test_progress_of_a_resumed_search_counts_trials_steps_and_stages_of_the_earlier_call(monkeypatch):
     study, journal = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)), MemoryJournal()
 
     def interrupt(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
@@ -270,7 +270,7 @@ def test_a_call_that_continues_counts_the_trials_steps_and_stages_of_the_one_bef
 
 @pytest.mark.ci
 @pytest.mark.parametrize("algorithm", [FullTraining(), SuccessiveHalving(10, 2)])
-def test_stages_done_never_fall_though_trials_join_with_further_steps(monkeypatch, algorithm):
+def test_the_finished_stages_shown_never_decrease(monkeypatch, algorithm):
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     views, result = searched(monkeypatch, SimulatedExecutor(3), study, algorithm=algorithm)
     done = [view.stages_done for view in views]
@@ -278,7 +278,7 @@ def test_stages_done_never_fall_though_trials_join_with_further_steps(monkeypatc
     assert done[-1] >= sum(node.trained > 0 for node in result.plan.nodes)
 
 
-def test_an_interrupted_search_ends_with_what_it_has_reached(monkeypatch):
+def test_the_last_progress_view_of_an_interrupted_search_counts_its_complete_trials(monkeypatch):
     views = Views()
     monkeypatch.setattr(front_door, "Progress", lambda _, study, page, **options: Progress(views, study))
 
@@ -308,7 +308,7 @@ def shown(view: ProgressView, width: int, encoding: str = "utf-8") -> list[str]:
     return captured.get().splitlines()
 
 
-def test_the_display_takes_six_lines_at_60_columns():
+def test_the_progress_display_takes_six_lines_at_60_columns():
     assert shown(VIEW, 60) == [
         "digits  ━━━━━━━━━━━━━━━━━━━━━━━━╸               31/48 trials",
         "28 complete, 2 pruned, 1 failed, 17 running",
@@ -319,14 +319,14 @@ def test_the_display_takes_six_lines_at_60_columns():
     ]
 
 
-def test_the_bar_of_a_single_run_moves_by_its_steps():
+def test_the_progress_bar_of_a_single_run_moves_with_its_steps():
     run = replace(VIEW, n_trials=1, complete=0, pruned=0, failed=0, queued=0)
     bars = [shown(replace(run, steps_trained=steps, steps_left=1500 - steps), 60)[0] for steps in (0, 750, 1499)]
     assert [bar.count("━") for bar in bars] == [0, 20, 39]
     assert "━" * 40 in shown(replace(run, complete=1, steps_trained=0, steps_left=0), 60)[0]
 
 
-def test_the_display_takes_two_or_three_lines_at_200_columns():
+def test_the_progress_display_takes_three_lines_at_200_columns():
     assert shown(VIEW, 200) == [
         "digits  ━━━━━━━━━━━━━━━━━━━━━━━━━╸                31/48 trials",
         "28 complete, 2 pruned, 1 failed, 17 running · best accuracy 0.99721 · steps 1,200 trained, 300 left · "
@@ -337,7 +337,7 @@ def test_the_display_takes_two_or_three_lines_at_200_columns():
 
 @pytest.mark.parametrize("view", [VIEW, HOSTILE], ids=["plain", "hostile"])
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_no_line_is_wider_than_the_terminal_nor_obeys_a_name(view, encoding):
+def test_no_progress_line_exceeds_the_terminal_or_contains_control_characters(view, encoding):
     for width in range(1, 210):
         lines = shown(view, width, encoding)
         assert all(cell_len(text) <= width for text in lines)
@@ -345,7 +345,7 @@ def test_no_line_is_wider_than_the_terminal_nor_obeys_a_name(view, encoding):
         assert encoding == "utf-8" or all(text.isascii() for text in lines)
 
 
-def test_control_characters_in_names_are_escaped():
+def test_the_progress_line_escapes_control_characters_in_names():
     text = line(HOSTILE)
     assert text.isprintable()
     assert text.startswith(
@@ -354,7 +354,7 @@ def test_control_characters_in_names_are_escaped():
     assert "worker time 0 s used" in text and "saved" not in text and "0:00:00 elapsed, - left" in text
 
 
-def test_the_line_in_a_log_contains_all_figures():
+def test_the_progress_line_in_a_log_contains_all_figures():
     assert line(VIEW) == (
         "digits: 31/48 trials; 28 complete, 2 pruned, 1 failed, 17 running; best accuracy 0.99721; "
         "steps 1,200 trained, 300 left; stages 45 done, 12 left; 2 of 2 workers busy; merge rate 2.94; "
@@ -362,7 +362,7 @@ def test_the_line_in_a_log_contains_all_figures():
     )
 
 
-def test_nothing_is_set_up_where_training_is_in_this_process(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_setup_message_is_shown_with_the_inline_executor(capsys: pytest.CaptureFixture[str]) -> None:
     options: dict[str, Any] = {"metric": "score", "steps": 2, "n_trials": 1, "show_progress_bar": True}
     options |= {"executor": hpstage.InlineExecutor(), "store": MemoryJournal()}
     hpstage.optimize(optuna.create_study(), Tape(), lambda trial: {"a": 1}, **options)
@@ -370,7 +370,7 @@ def test_nothing_is_set_up_where_training_is_in_this_process(capsys: pytest.Capt
     assert "1/1 trials" in shown and "Setting up" not in shown
 
 
-def test_a_search_that_is_broken_off_names_its_open_trials():
+def test_the_last_progress_line_of_an_interrupted_search_counts_its_unfinished_trials():
     broken = replace(VIEW, over=True, complete=3, pruned=0, failed=0, open=4, saved_seconds=-8.0)
     assert line(broken).startswith("digits: 3/48 trials; 3 complete, 4 open; best")
     assert "saved" not in line(broken)
@@ -378,13 +378,13 @@ def test_a_search_that_is_broken_off_names_its_open_trials():
     assert "saved" not in line(replace(broken, merge_rate=None, saved_seconds=8.0))
 
 
-def test_trials_are_running_paused_or_queued_until_they_are_over():
+def test_the_progress_line_counts_running_paused_and_queued_trials_until_the_search_ends():
     begun = replace(VIEW, complete=0, pruned=0, failed=0, queued=8, paused=3)
     assert line(begun).startswith("digits: 0/48 trials; 37 running, 3 paused, 8 queued; best")
     assert line(replace(begun, over=True)).startswith("digits: 0/48 trials; 0 complete; best")
 
 
-def test_a_log_has_a_line_at_the_beginning_at_most_one_in_ten_seconds_and_one_at_the_end():
+def test_progress_is_logged_at_the_start_at_most_every_ten_seconds_and_at_the_end():
     now = 0.0
     stream = io.StringIO()
     display = LineDisplay(stream, clock=lambda: now)
@@ -401,7 +401,7 @@ def test_a_log_has_a_line_at_the_beginning_at_most_one_in_ten_seconds_and_one_at
 
 
 @pytest.mark.ci
-def test_a_notebook_has_one_output_that_is_updated(tmp_path: Path) -> None:
+def test_a_notebook_shows_progress_in_one_updated_output(tmp_path: Path) -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     cell = nbformat.v4.new_code_cell(
         "import optuna, hpstage\n"

@@ -71,7 +71,9 @@ def found(study: optuna.Study) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("sampler", [RandomSampler, TPESampler], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("error", [optuna.TrialPruned, Unstable], ids=lambda kind: kind.__name__)
-def test_the_study_is_that_of_optuna(sampler: type[RandomSampler | TPESampler], error: type[Exception]) -> None:
+def test_a_space_that_rejects_parameters_gives_the_same_study_as_optuna(
+    sampler: type[RandomSampler | TPESampler], error: type[Exception]
+) -> None:
     study, plain = (optuna.create_study(sampler=sampler(seed=1)) for _ in range(2))
     in_optuna(space(error), plain, catch=(Unstable,))
     result = search(study, space(error), algorithm=FullTraining(window=1), catch=(Unstable,))
@@ -94,7 +96,9 @@ def test_the_study_is_that_of_optuna(sampler: type[RandomSampler | TPESampler], 
 @settings(max_examples=6)
 @given(seed=st.integers(0, 100), after=st.integers(1, 12))
 @pytest.mark.ci_one_in(2)
-def test_a_search_is_resumed_behind_what_was_rejected(algorithm: Algorithm, seed: int, after: int) -> None:
+def test_an_interrupted_search_with_rejected_trials_resumes_and_finishes_every_trial(
+    algorithm: Algorithm, seed: int, after: int
+) -> None:
     def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         if sum(trial.state.is_finished() for trial in study.trials) == after:
             raise KeyboardInterrupt
@@ -124,7 +128,7 @@ def rejected(study: optuna.Study) -> int:
     return sum(trial.params["rate"] > 0.3 and trial.params["layers"] == 3 for trial in study.trials)
 
 
-def test_three_calls_continue_where_a_proposal_raises_what_is_not_caught() -> None:
+def test_a_search_that_an_uncaught_error_of_the_space_stopped_can_be_continued() -> None:
     journal = MemoryJournal()
     study = optuna.create_study(sampler=RandomSampler(seed=1))
     with pytest.raises(Unstable):
@@ -156,7 +160,7 @@ def test_a_space_that_has_worked_before_may_reject_the_first_trials_of_a_resumed
     assert len(study.trials) == 6
 
 
-def test_a_space_that_never_works_is_raised_at_once() -> None:
+def test_the_error_of_a_space_that_always_fails_is_raised_at_the_first_trial() -> None:
     def broken(trial: optuna.Trial) -> dict[str, object]:
         return {"rate": trial.suggest_float("rate", 0, 1), "layers": layers}  # type: ignore[name-defined]  # noqa: F821
 
@@ -166,7 +170,7 @@ def test_a_space_that_never_works_is_raised_at_once() -> None:
     assert len(study.trials) == 1
 
 
-def test_a_space_that_rejects_everything_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_search_warns_if_its_space_rejects_every_trial(caplog: pytest.LogCaptureFixture) -> None:
     def never(trial: optuna.Trial) -> dict[str, object]:
         raise optuna.TrialPruned(f"not {trial.suggest_int('a', 1, 3)}")
 
@@ -178,7 +182,9 @@ def test_a_space_that_rejects_everything_is_reported(caplog: pytest.LogCaptureFi
 
 @pytest.mark.parametrize("state", [TrialState.COMPLETE, TrialState.FAIL, TrialState.WAITING], ids=lambda one: one.name)
 @pytest.mark.parametrize("catch", [(), (Unstable,)], ids=repr)
-def test_the_error_of_a_space_that_has_ended_its_own_trial_is_the_users(state: TrialState, catch: Any) -> None:
+def test_an_error_of_a_space_is_handled_by_catch_even_if_the_space_ended_its_trial(
+    state: TrialState, catch: Any
+) -> None:
     def suggest(trial: optuna.Trial) -> dict[str, object]:
         if trial.number == 3:
             if state == TrialState.WAITING:
@@ -198,7 +204,7 @@ def test_the_error_of_a_space_that_has_ended_its_own_trial_is_the_users(state: T
     assert len(study.trials) == (6 if catch else 4)
 
 
-def test_an_error_of_a_schedule_is_not_a_rejection() -> None:
+def test_a_space_with_an_invalid_schedule_raises_an_error_instead_of_a_rejection() -> None:
     def wrong(trial: optuna.Trial) -> dict[str, object]:
         return {"rate": hpstage.schedule.piecewise({0: 1.0, trial.suggest_int("drop", -1, 5): 2.0})}
 
@@ -207,20 +213,20 @@ def test_an_error_of_a_schedule_is_not_a_rejection() -> None:
         search(study, wrong)
 
 
-def test_a_grid_ticks_off_what_is_rejected() -> None:
+def test_a_grid_counts_rejected_points_as_done() -> None:
     study = optuna.create_study(sampler=GridSampler({"rate": [0.1, 0.4], "layers": [1, 2, 3]}))
     search(study, space(), n_trials=None)
     states = sorted(trial.state.name for trial in study.trials)
     assert states == ["COMPLETE"] * 5 + ["PRUNED"]
 
 
-def test_a_sampler_that_calls_the_space_passes_rejections_on() -> None:
+def test_a_stage_tree_sampler_passes_rejections_of_the_space_on() -> None:
     study = optuna.create_study(sampler=StageTreeSampler(RandomSampler(seed=1), radius=0.2))
     search(study, space())
     assert {trial.state for trial in study.trials} == {TrialState.COMPLETE, TrialState.PRUNED}
 
 
-def test_the_parameters_of_what_is_rejected_are_kept_where_a_sampler_calls_the_space() -> None:
+def test_rejected_trials_keep_their_parameters_under_a_stage_tree_sampler() -> None:
     study = optuna.create_study(sampler=StageTreeSampler(RandomSampler(seed=1), radius=0.2))
     search(study, space(Unstable), catch=(Unstable,))
     failed = [trial for trial in study.trials if trial.state == TrialState.FAIL]
@@ -228,14 +234,16 @@ def test_the_parameters_of_what_is_rejected_are_kept_where_a_sampler_calls_the_s
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-def test_all_of_a_space_is_covered_by_a_sampler_that_stops_the_study() -> None:
+def test_values_met_covers_a_space_with_rejections_under_a_brute_force_sampler() -> None:
     found = values_met(space(), 4, sampler=optuna.samplers.BruteForceSampler(seed=0), most=9)
     assert {(values["rate"], values["layers"]) for values in found} == {
         (0.1, 1), (0.1, 2), (0.1, 3), (0.4, 1), (0.4, 2)
     }  # fmt: skip
 
 
-def test_an_extension_leaves_what_the_space_rejects_by_then(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_an_extension_does_not_extend_trials_that_the_space_now_rejects(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     def later(trial: optuna.Trial) -> dict[str, object]:
         if trial.suggest_int("layers", 1, 2) == 2:
             raise optuna.TrialPruned
@@ -250,7 +258,7 @@ def test_an_extension_leaves_what_the_space_rejects_by_then(caplog: pytest.LogCa
     assert result.savings.steps_trained == 4
 
 
-def test_stop_within_the_space_trains_what_was_proposed() -> None:
+def test_stopping_a_study_within_the_space_trains_the_trials_proposed_so_far() -> None:
     def stopping(trial: optuna.Trial) -> dict[str, object]:
         if trial.number == 4:
             trial.study.stop()
@@ -261,7 +269,7 @@ def test_stop_within_the_space_trains_what_was_proposed() -> None:
     assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * 5
 
 
-def test_a_search_that_the_space_has_stopped_proposes_no_more_when_it_is_resumed() -> None:
+def test_a_search_stopped_by_its_space_proposes_no_more_trials_when_it_is_resumed() -> None:
     def stopping(trial: optuna.Trial) -> dict[str, object]:
         if trial.number == 4:
             trial.study.stop()
@@ -290,7 +298,7 @@ def dependent(trial: optuna.Trial) -> dict[str, object]:
 
 @settings(max_examples=20)
 @given(seed=st.integers(0, 1000))
-def test_forks_stay_in_the_ranges_of_their_own_call(seed: int) -> None:
+def test_forked_trials_stay_within_the_ranges_of_a_conditional_space(seed: int) -> None:
     study = optuna.create_study(direction="maximize", sampler=RandomSampler(seed=seed))
     algorithm = PopulationBasedTraining(2, 0.5, seed=seed)
     search(study, dependent, n_trials=6, algorithm=algorithm)
@@ -302,7 +310,7 @@ def test_forks_stay_in_the_ranges_of_their_own_call(seed: int) -> None:
 
 @settings(max_examples=20)
 @given(seed=st.integers(0, 1000))
-def test_forks_that_the_space_rejects_are_explored_again(seed: int) -> None:
+def test_forks_rejected_by_the_space_are_explored_again(seed: int) -> None:
     def suggest(trial: optuna.Trial) -> dict[str, object]:
         a, b = trial.suggest_int("a", 1, 10), trial.suggest_int("b", 1, 10)
         if "hpstage:donor" in trial.user_attrs and (a + b) % 3:
@@ -318,7 +326,7 @@ def test_forks_that_the_space_rejects_are_explored_again(seed: int) -> None:
     assert all(trial.state.is_finished() for trial in study.trials)
 
 
-def test_the_donors_parameters_are_kept_where_all_others_are_rejected() -> None:
+def test_a_fork_keeps_the_parameters_of_its_donor_if_the_space_rejects_all_other_parameters() -> None:
     def only_even(trial: optuna.Trial) -> dict[str, object]:
         a = trial.suggest_int("a", 1, 1000)
         donor = trial.user_attrs.get("hpstage:donor")
@@ -349,13 +357,13 @@ def wrong(trial: optuna.Trial) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("catch", [(Exception,), (Unstable,), Unstable], ids=str)
-def test_plans_and_checks_go_by_the_exceptions_that_a_search_catches(catch: Any) -> None:
+def test_preflight_and_check_accept_the_exceptions_that_catch_names(catch: Any) -> None:
     planned = preflight(unstable, steps=4, sampler="grid", workers=(1,), catch=catch)
     assert planned.trials.median > 0
     assert draw(unstable, None, 0, {}, in_tuple(catch)).params.keys() == {"layers"}
 
 
-def test_what_a_search_does_not_catch_ends_plans_and_checks() -> None:
+def test_preflight_and_check_raise_errors_that_catch_does_not_name_or_that_always_occur() -> None:
     for space, catch, error in ((unstable, KeyError, Unstable), (wrong, Exception, KeyError)):
         with pytest.raises((error, TrainingError), match="of no use" if space is unstable else "rate of trial"):
             preflight(space, steps=4, n_trials=3, workers=(1,), catch=catch)

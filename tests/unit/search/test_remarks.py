@@ -64,7 +64,9 @@ def function(run: hpstage.Run) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )
-def test_a_hyperparameter_that_no_code_mentions_is_found(subject: object, found: dict[str, str | None]) -> None:
+def test_unread_finds_a_hyperparameter_that_training_code_spells_differently(
+    subject: object, found: dict[str, str | None]
+) -> None:
     names = ["momentum", "momentun", "zz", "seed", "batch_size", "width"]
     assert unread(subject, names) == found
 
@@ -99,7 +101,7 @@ def made(values: dict[str, Scalar]) -> object:
 
 
 @pytest.mark.parametrize("subject", [numbered, from_table, Handing()])
-def test_code_that_makes_up_names_or_passes_on_values_is_not_suspected(subject: object) -> None:
+def test_unread_finds_nothing_if_training_code_builds_names_or_passes_all_values_on(subject: object) -> None:
     assert unread(subject, ["width0", "width1", "encoder.lr"]) == {}
 
 
@@ -120,7 +122,7 @@ def search(caplog: pytest.LogCaptureFixture, space: Callable[[optuna.Trial], Any
     return caplog.text
 
 
-def test_a_misspelt_hyperparameter_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_search_warns_once_of_a_misspelled_hyperparameter(caplog: pytest.LogCaptureFixture) -> None:
     text = search(caplog, lambda trial: {"momentun": trial.suggest_float("m", 0.1, 0.9)}, trainable=Reading())
     assert text.count("mentions the hyperparameter 'momentun'; did you mean 'momentum'?") == 1
 
@@ -135,7 +137,7 @@ def test_a_misspelt_hyperparameter_is_named_once(caplog: pytest.LogCaptureFixtur
         (optuna.pruners.MedianPruner(n_warmup_steps=3), OptunaPruner(2), False),
     ],
 )
-def test_a_pruner_that_is_never_called_is_named(
+def test_a_search_warns_of_a_pruner_that_its_algorithm_never_calls(
     pruner: optuna.pruners.BasePruner | None, algorithm: Algorithm, said: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     study = optuna.create_study(pruner=pruner, sampler=optuna.samplers.RandomSampler(seed=0))
@@ -147,7 +149,7 @@ def test_a_pruner_that_is_never_called_is_named(
     ("algorithm", "n_trials", "said"),
     [(FullTraining(), 12, True), (FullTraining(), 5, False), (FullTraining(), 17, False), (FullTraining(4), 12, False)],
 )
-def test_a_sampler_that_cannot_learn_is_named(
+def test_a_search_warns_of_a_sampler_that_cannot_learn_from_its_trials(
     algorithm: Algorithm, n_trials: int, said: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))  # its first ten are random in any case
@@ -161,7 +163,9 @@ def test_a_sampler_that_cannot_learn_is_named(
     assert ("TPESampler learns from none" in text) == said
 
 
-def test_a_sampler_that_learns_from_earlier_trials_is_not_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_search_does_not_warn_of_a_sampler_that_learns_from_trials_of_an_earlier_call(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
     space = lambda trial: {"a": trial.suggest_float("a", 0.0, 1.0)}  # noqa: E731
     assert "learns from none" in search(caplog, space, study=study, n_trials=12)
@@ -169,7 +173,7 @@ def test_a_sampler_that_learns_from_earlier_trials_is_not_named(caplog: pytest.L
     assert "learns from none" not in search(caplog, space, study=study, n_trials=12)
 
 
-def test_what_a_space_reports_is_ignored_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_values_that_a_space_reports_are_ignored_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     def reporting(trial: optuna.Trial) -> dict[str, object]:
         trial.report(100.0, step=1)
         assert not trial.should_prune()
@@ -183,13 +187,13 @@ def test_what_a_space_reports_is_ignored_with_one_warning(caplog: pytest.LogCapt
     assert all(trial.intermediate_values.keys() == {4} for trial in study.trials)
 
 
-def test_no_name_is_suggested_that_is_not_similar(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_hyperparameter_name_is_suggested_if_no_name_is_similar(caplog: pytest.LogCaptureFixture) -> None:
     text = search(caplog, lambda trial: {"momentum": 0.5, "unused": trial.number}, trainable=Reading())
     assert "did you mean" not in text
 
 
 @pytest.mark.parametrize(("workers", "window", "said"), [(4, 1, True), (4, 4, False), (1, 1, False)])
-def test_a_window_that_leaves_workers_idle_is_named(
+def test_a_search_warns_of_a_window_that_leaves_workers_idle(
     workers: int, window: int, said: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     study = optuna.create_study(pruner=optuna.pruners.MedianPruner(), sampler=optuna.samplers.RandomSampler(seed=0))
@@ -209,7 +213,9 @@ def test_a_window_that_leaves_workers_idle_is_named(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_grid_that_the_study_has_already_is_named(fails: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_search_reports_that_nothing_was_trained_if_its_study_has_the_whole_grid(
+    fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     def grid() -> optuna.samplers.BaseSampler:
         return optuna.samplers.GridSampler({"a": [5, 6, 7]}, seed=0)
 
@@ -224,7 +230,7 @@ def test_a_grid_that_the_study_has_already_is_named(fails: bool, caplog: pytest.
     assert len(study.trials) == 3
 
 
-def test_a_timeout_that_leaves_no_time_to_train_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_search_warns_of_a_timeout_that_leaves_no_time_to_train(caplog: pytest.LogCaptureFixture) -> None:
     space = lambda trial: {"a": trial.suggest_int("a", 5, 7)}  # noqa: E731
     search(caplog, space, timeout=1e-9)
     assert caplog.text.count("Nothing was trained before timeout=1e-09 seconds were over; the same call continues") == 1
@@ -244,7 +250,7 @@ def test_a_timeout_that_leaves_no_time_to_train_is_named(caplog: pytest.LogCaptu
         (s.constant(0.1).until(2).then(s.plateau(0.1, factor=0.5, patience=9)), None),
     ],
 )
-def test_a_change_of_a_schedule_that_no_trial_reaches_is_named_once(
+def test_a_search_warns_once_of_a_schedule_change_that_no_trial_reaches(
     schedule: Any, step: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     warn_once.cache_clear()
@@ -254,7 +260,7 @@ def test_a_change_of_a_schedule_that_no_trial_reaches_is_named_once(
         assert f"The schedule of 'a' changes at step {step}, which no trial reaches: they have at most 4 steps" in text
 
 
-def test_a_change_after_the_steps_that_most_trials_of_an_algorithm_have_is_not_named(
+def test_a_search_does_not_warn_of_a_schedule_change_that_only_few_trials_reach(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     warn_once.cache_clear()
@@ -262,7 +268,9 @@ def test_a_change_after_the_steps_that_most_trials_of_an_algorithm_have_is_not_n
     assert "changes at step" not in search(caplog, space, algorithm=SuccessiveHalving(1, 2))
 
 
-def test_a_change_beyond_a_search_that_extends_another_is_not_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_extension_does_not_warn_of_a_schedule_change_that_no_trial_reaches(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     warn_once.cache_clear()
     study, journal = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)), MemoryJournal()
     for steps in (4, 6):
@@ -282,14 +290,14 @@ def test_a_change_beyond_a_search_that_extends_another_is_not_named(caplog: pyte
     assert caplog.text.count("changes at step") == 1
 
 
-def test_a_rehearsal_names_a_change_that_no_trial_reaches_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_preflight_warns_once_of_a_schedule_change_that_no_trial_reaches(caplog: pytest.LogCaptureFixture) -> None:
     warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "hpstage"):
         preflight(lambda trial: {"a": s.multistep(0.1, [9])}, steps=4, n_trials=2, workers=(1, 2))
     assert caplog.text.count("The schedule of 'a' changes at step 9") == 1
 
 
-def test_a_change_of_a_schedule_that_a_run_does_not_reach_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_train_warns_once_of_a_schedule_change_that_no_run_reaches(caplog: pytest.LogCaptureFixture) -> None:
     warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "hpstage"):
         hpstage.train(

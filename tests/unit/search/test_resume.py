@@ -125,7 +125,7 @@ def outcome(study: optuna.Study) -> list[tuple[object, ...]]:
 @pytest.mark.ci
 @pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", SEARCHES)
-def test_an_interruption_anywhere_changes_nothing_of_the_study(kind, every, tmp_path):
+def test_a_search_interrupted_anywhere_resumes_to_the_same_study(kind, every, tmp_path):
     undisturbed = call(tmp_path / "undisturbed", kind)
     expected = outcome(undisturbed.study)
     assert len(expected) == 8
@@ -151,7 +151,7 @@ def test_an_interruption_anywhere_changes_nothing_of_the_study(kind, every, tmp_
             validate(again.plan)
 
 
-def test_interrupted_at_every_step_it_still_comes_to_its_end(tmp_path):
+def test_a_search_interrupted_every_few_steps_still_finishes_with_the_same_study(tmp_path):
     expected = outcome(call(tmp_path / "undisturbed", "random-halving").study)
     for _ in range(100):
         try:
@@ -163,7 +163,7 @@ def test_interrupted_at_every_step_it_still_comes_to_its_end(tmp_path):
     assert result.plan.totals.steps_trained == merged(result.plan).steps_unique
 
 
-def test_a_timeout_leaves_trials_open_and_the_next_call_continues(tmp_path):
+def test_a_search_that_timed_out_is_finished_by_the_next_call(tmp_path):
     expected = outcome(call(tmp_path / "undisturbed", "random-halving").study)
     first = call(tmp_path / "timed", "random-halving", timeout=1e-9)
     assert first.plan.totals.steps_trained == 0
@@ -171,7 +171,7 @@ def test_a_timeout_leaves_trials_open_and_the_next_call_continues(tmp_path):
     assert outcome(second.study) == expected
 
 
-def test_when_the_time_is_up_no_running_chain_is_sent_further():
+def test_a_running_chain_is_not_extended_while_the_scheduler_is_draining():
     search = Search(SimulatedExecutor(1))
     search.driver.add([trial(0, {"a": s.constant(1)}, 8)])
     search.driver.ask("study/0", 4)
@@ -185,7 +185,7 @@ def test_when_the_time_is_up_no_running_chain_is_sent_further():
     assert search.plan.totals.steps_trained == 4
 
 
-def test_another_call_after_the_end_adds_as_many_trials_and_shares_what_is_known(tmp_path):
+def test_the_same_call_after_a_finished_search_adds_as_many_trials_and_trains_no_step(tmp_path):
     first = outcome(call(tmp_path, "random-halving").study)
     second = call(tmp_path, "random-halving")
     assert len(second.study.trials) == 16
@@ -196,7 +196,7 @@ def test_another_call_after_the_end_adds_as_many_trials_and_shares_what_is_known
 
 
 @pytest.mark.parametrize("change", [{"algorithm": FullTraining()}, {"n_trials": 5}, {"steps": 5}])
-def test_another_command_after_an_interruption_begins_a_search_of_its_own(tmp_path, change):
+def test_a_call_with_other_arguments_after_an_interruption_starts_a_new_search(tmp_path, change):
     with pytest.raises(KeyboardInterrupt):
         call(tmp_path, "random-halving", "train", Fuse(9))
     changed = call(tmp_path, "random-halving", **change)
@@ -206,7 +206,7 @@ def test_another_command_after_an_interruption_begins_a_search_of_its_own(tmp_pa
     assert changed.plan.totals.steps_trained <= 9 + alone.plan.totals.steps_trained
 
 
-def test_a_study_in_memory_begins_again_and_trains_nothing_twice():
+def test_a_new_in_memory_study_on_the_same_store_trains_no_step_twice():
     journal, checkpoints = MemoryJournal(), None
 
     def run() -> hpstage.Result:
@@ -303,9 +303,7 @@ class Replies(AlgorithmSearch):
         return []
 
 
-def test_a_trial_that_the_interrupted_call_pruned_has_not_failed_where_the_next_would_train_it_further(
-    tmp_path, monkeypatch
-):
+def test_a_trial_pruned_before_an_interruption_stays_pruned_and_does_not_count_as_failed(tmp_path, monkeypatch):
     """As in an asynchronous search, which results reach in another order."""
     with pytest.raises(KeyboardInterrupt):
         call(tmp_path, "random-halving", "callback", Fuse(3), algorithm=Fickle())

@@ -61,7 +61,9 @@ class Searched:
 
 
 @pytest.mark.ci
-def test_a_call_for_the_number_of_incomplete_trials_continues_the_search(caplog: pytest.LogCaptureFixture) -> None:
+def test_calling_with_the_number_of_incomplete_trials_continues_an_interrupted_search(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     whole = Searched()
     whole.call(N)
     one = Searched()
@@ -74,7 +76,7 @@ def test_a_call_for_the_number_of_incomplete_trials_continues_the_search(caplog:
     assert caplog.text.count(line) == 1
 
 
-def test_a_call_with_the_same_number_again_continues_it() -> None:
+def test_calling_again_with_the_same_n_trials_continues_an_interrupted_search() -> None:
     one = Searched()
     one.interrupted(N, until=5)
     one.interrupted(12, until=9)
@@ -85,7 +87,7 @@ def test_a_call_with_the_same_number_again_continues_it() -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize(("again", "found"), [(N, N), (25, 25), (6, 9 + 6)])
-def test_after_a_call_for_fewer_trials_a_call_for_more_counts_all_trials(again: int, found: int) -> None:
+def test_n_trials_counts_all_trials_if_it_is_larger_than_in_the_interrupted_call(again: int, found: int) -> None:
     one = Searched()
     one.interrupted(N, until=5)
     one.interrupted(12, until=9)
@@ -105,7 +107,7 @@ def test_repeated_calls_for_the_number_of_missing_trials_complete_the_search() -
 
 @pytest.mark.ci
 @pytest.mark.parametrize("algorithm", [FullTraining(window=N), SuccessiveHalving(2, 2), ASHA(2, 2)], ids=repr)
-def test_a_call_for_no_trials_continues_the_open_ones(algorithm: Algorithm) -> None:
+def test_calling_with_n_trials_0_finishes_the_unfinished_trials(algorithm: Algorithm) -> None:
     one = Searched(algorithm)
     one.interrupted(8, fuse=7)
     number = len(one.study.trials)
@@ -115,7 +117,7 @@ def test_a_call_for_no_trials_continues_the_open_ones(algorithm: Algorithm) -> N
     assert one.states.count("COMPLETE") >= 1 and one.count(SearchEnded) == 1
 
 
-def test_a_call_for_fewer_trials_than_are_open_continues_all_open_ones() -> None:
+def test_calling_with_fewer_trials_than_are_unfinished_finishes_all_unfinished_trials() -> None:
     one = Searched(FullTraining(window=6))
     one.interrupted(N, until=4)
     open = one.states.count("RUNNING")
@@ -124,7 +126,7 @@ def test_a_call_for_fewer_trials_than_are_open_continues_all_open_ones() -> None
     assert one.states == ["COMPLETE"] * (4 + open)
 
 
-def test_a_call_for_no_trials_adds_none_to_a_finished_study(caplog: pytest.LogCaptureFixture) -> None:
+def test_calling_with_n_trials_0_adds_no_trial_to_a_finished_study(caplog: pytest.LogCaptureFixture) -> None:
     one = Searched()
     one.call(4)
     before = one.count(SearchStarted)
@@ -136,7 +138,7 @@ def test_a_call_for_no_trials_adds_none_to_a_finished_study(caplog: pytest.LogCa
     assert one.states == ["COMPLETE"] * 6
 
 
-def test_a_call_for_no_trials_leaves_an_interrupted_search_of_other_steps_as_it_is() -> None:
+def test_calling_with_n_trials_0_and_other_steps_leaves_an_interrupted_search_as_it_is() -> None:
     one = Searched()
     one.interrupted(4, until=1)
     open = one.states.count("RUNNING")
@@ -146,7 +148,7 @@ def test_a_call_for_no_trials_leaves_an_interrupted_search_of_other_steps_as_it_
     assert one.states == ["COMPLETE"] * 4
 
 
-def test_a_new_study_may_be_called_for_no_trials() -> None:
+def test_a_new_study_may_be_searched_with_n_trials_0() -> None:
     one = Searched()
     one.call(0)
     assert not one.states
@@ -155,7 +157,7 @@ def test_a_new_study_may_be_called_for_no_trials() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [SuccessiveHalving(2, 2), PopulationBasedTraining(2)], ids=repr)
-def test_a_call_for_the_number_of_unfinished_trials_continues_a_synchronous_search(algorithm: Algorithm) -> None:
+def test_calling_with_the_number_of_unfinished_trials_continues_a_synchronous_search(algorithm: Algorithm) -> None:
     whole = Searched(algorithm)
     whole.call(8)
     one = Searched(algorithm)
@@ -166,7 +168,7 @@ def test_a_call_for_the_number_of_unfinished_trials_continues_a_synchronous_sear
     assert [trial.params for trial in one.study.trials] == [trial.params for trial in whole.study.trials]
 
 
-def test_a_trial_whose_making_was_interrupted_is_continued() -> None:
+def test_a_trial_whose_proposal_was_interrupted_is_finished_by_the_next_call() -> None:
     def broken(trial: optuna.Trial) -> dict[str, object]:
         if trial.study is study and trial.number == 2:
             raise KeyboardInterrupt

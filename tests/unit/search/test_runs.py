@@ -23,14 +23,14 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 # --- runs -------------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_a_trial_of_the_study_runs_and_exact(tmp_path: Path) -> None:
+def test_a_run_is_an_exact_trial_of_the_study_named_runs(tmp_path: Path) -> None:
     run = train(tmp_path)
     assert (run.id, run.study, run.planned.steps) == ("runs/0", "runs", STEPS)
     assert exact(run)
     assert hpstage.open(tmp_path).best_trial("runs").id == run.id
 
 
-def test_the_same_call_trains_nothing_and_writes_no_trial(tmp_path: Path) -> None:
+def test_training_the_same_run_again_trains_no_step_and_adds_no_trial(tmp_path: Path) -> None:
     run = train(tmp_path)
     again = train(tmp_path, {"wd": 0.25, "lr": s.cosine(0.5, T_max=STEPS).until(STEPS)})
     assert again.id == run.id
@@ -38,7 +38,7 @@ def test_the_same_call_trains_nothing_and_writes_no_trial(tmp_path: Path) -> Non
     assert trained(again) == STEPS
 
 
-def test_several_configurations_are_trained_merged_and_equal_ones_once(tmp_path: Path) -> None:
+def test_runs_of_several_configurations_share_steps_and_equal_configurations_are_one_run(tmp_path: Path) -> None:
     late = {**HP, "wd": s.piecewise({0: 0.25, 6: 0.5})}
     runs = train(tmp_path, [HP, late, HP])
     assert [run.id for run in runs] == ["runs/0", "runs/1", "runs/0"]
@@ -46,7 +46,7 @@ def test_several_configurations_are_trained_merged_and_equal_ones_once(tmp_path:
     assert trained(runs[0]) == STEPS + 2
 
 
-def test_a_search_reuses_a_run_and_a_run_a_search(tmp_path: Path) -> None:
+def test_searches_and_runs_on_one_store_reuse_the_steps_of_each_other(tmp_path: Path) -> None:
     train(tmp_path)
     result = search(tmp_path, lambda trial: {**HP, "wd": trial.suggest_categorical("wd", [0.25])}, n_trials=1)
     assert result.savings.steps_trained == 0
@@ -55,7 +55,7 @@ def test_a_search_reuses_a_run_and_a_run_a_search(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-def test_an_interrupted_run_is_continued_also_after_another(tmp_path: Path) -> None:
+def test_an_interrupted_run_can_be_continued_even_after_another_run(tmp_path: Path) -> None:
     class Stopped(Tape):
         stops = True
 
@@ -76,7 +76,9 @@ def test_an_interrupted_run_is_continued_also_after_another(tmp_path: Path) -> N
 
 
 @pytest.mark.ci
-def test_savings_are_shown_where_a_run_could_share_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_savings_of_a_run_are_shown_only_if_the_run_has_a_branch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def shown() -> set[str]:
         page = Page(write_report(tmp_path / "report", tmp_path / "store"))
         return {"Merge rate", "Saved", "Worker time without sharing"} & ({row[0] for row in page.rows} | {*page.texts})
@@ -92,7 +94,7 @@ def test_savings_are_shown_where_a_run_could_share_steps(tmp_path: Path, capsys:
     assert shown() == {"Merge rate", "Saved", "Worker time without sharing"}
 
 
-def test_an_interrupted_run_says_how_to_continue_without_a_study(tmp_path: Path) -> None:
+def test_the_error_of_an_interrupted_run_says_that_the_same_call_continues(tmp_path: Path) -> None:
     class Stopped(Tape):
         def train(self, step: int, hp: Mapping[str, Any]) -> None:
             if step == 5:
@@ -103,7 +105,7 @@ def test_an_interrupted_run_says_how_to_continue_without_a_study(tmp_path: Path)
         train(tmp_path, trainable=Stopped())
 
 
-def test_a_run_that_fails_raises_and_is_tried_again(tmp_path: Path) -> None:
+def test_a_failed_run_raises_the_error_and_is_trained_again_by_the_next_call(tmp_path: Path) -> None:
     class Repaired(Failing):
         fails = True
 
@@ -121,26 +123,26 @@ def test_a_run_that_fails_raises_and_is_tried_again(tmp_path: Path) -> None:
     assert trained(run) == STEPS
 
 
-def test_without_a_metric_a_run_uses_the_first_of_the_untrained_model(tmp_path: Path) -> None:
+def test_a_run_without_a_metric_uses_the_first_metric_of_the_untrained_model(tmp_path: Path) -> None:
     run = train(tmp_path, metric=None)
     started = run.plan.searches["runs"].started
     assert (started.metric, started.directions) == (("score",), ("maximize",))
     assert run.step("best") == STEPS
 
 
-def test_a_metric_that_a_trained_run_does_not_have_is_refused_with_those_it_has(tmp_path: Path) -> None:
+def test_a_metric_that_a_trained_run_lacks_is_refused_with_the_available_metrics(tmp_path: Path) -> None:
     train(tmp_path)
     with pytest.raises(UsageError, match="the trainable gives 'hash', 'score', but metric='scor' was requested"):
         train(tmp_path, metric="scor")
 
 
-def test_without_a_metric_the_error_says_why_the_untrained_model_has_none(tmp_path: Path) -> None:
+def test_the_error_of_a_run_without_a_metric_says_why_the_untrained_model_has_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no metric, since it raised ValueError: not before setup; give metric="):
         train(tmp_path, trainable=NeverSetUp(), metric=None)
 
 
 @pytest.mark.parametrize("metric", ["val_loss", "rmse"])
-def test_losses_and_errors_are_minimized(metric: str, tmp_path: Path) -> None:
+def test_runs_minimize_metrics_named_like_losses_or_errors(metric: str, tmp_path: Path) -> None:
     class Named(Tape):
         def evaluate(self) -> Mapping[str, float]:
             return {metric: self.score}
@@ -162,13 +164,13 @@ def test_losses_and_errors_are_minimized(metric: str, tmp_path: Path) -> None:
         ({"lr": 0.1, "steps": 3}, 8, "'steps': the name has another meaning"),
     ],
 )
-def test_an_invalid_configuration_is_refused(hp: object, steps: int, message: str, tmp_path: Path) -> None:
+def test_an_invalid_configuration_of_a_run_is_refused(hp: object, steps: int, message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
         train(tmp_path, hp, steps)
 
 
 @pytest.mark.ci
-def test_a_study_of_that_name_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_run_uses_another_study_name_if_a_search_already_has_the_name_runs(tmp_path: Path) -> None:
     study = optuna.create_study(study_name="runs", direction="maximize")
     settings: dict[str, Any] = {"metric": "score", "steps": STEPS, "n_trials": 1, "store": tmp_path, **inline()}
     hpstage.optimize(study, Tape(), lambda trial: {**HP, "wd": 0.5}, **settings)
@@ -180,7 +182,7 @@ def test_a_study_of_that_name_stays_as_it_is(tmp_path: Path) -> None:
 # --- differences ------------------------------------------------------------------------------------------
 
 
-def test_a_diff_says_where_trials_diverge_and_in_what(tmp_path: Path) -> None:
+def test_a_diff_shows_at_which_step_and_in_which_schedules_two_trials_diverge(tmp_path: Path) -> None:
     run = train(tmp_path, checkpoint_every=2, evaluate_every=2)
     branch = run.branch(4, lr=0.03, evaluate_every=2, **inline())
     diff = run.diff(branch)
@@ -200,7 +202,7 @@ def test_a_diff_says_where_trials_diverge_and_in_what(tmp_path: Path) -> None:
     assert repr(longer.diff(run)).startswith("runs/2 and runs/0: the same for 8 steps; runs/2 has 4 more")
 
 
-def test_schedules_written_in_two_ways_do_not_differ(tmp_path: Path) -> None:
+def test_a_diff_does_not_list_equal_schedules_that_are_written_differently(tmp_path: Path) -> None:
     one, other = train(
         tmp_path, [{"a": s.multistep(1.0, [4]), "b": 1.0}, {"a": s.piecewise({0: 1.0, 4: 0.1}), "c": 1.0}]
     )

@@ -33,14 +33,14 @@ def search(journal: MemoryJournal, name: str, most: int = len(LATE)) -> hpstage.
     )
 
 
-def test_steps_that_a_stopped_search_has_not_trained_are_not_said_to_be_on_the_store() -> None:
+def test_savings_of_a_stopped_search_do_not_count_untrained_steps_as_shared() -> None:
     stopped = search(MemoryJournal(), "stopped", 2).savings
     assert stopped.steps_unique > stopped.steps_trained
     assert stopped.steps_shared == 0 and "other searches" not in str(stopped)
 
 
 @pytest.mark.parametrize("first", [1, 2, 4])
-def test_steps_of_an_earlier_search_are_shared(first: int) -> None:
+def test_savings_count_steps_of_an_earlier_search_as_shared(first: int) -> None:
     journal = MemoryJournal()
     before = search(journal, "before", first).savings
     after = search(journal, "after").savings

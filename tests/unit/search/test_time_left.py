@@ -109,7 +109,7 @@ def errors(views: list[ProgressView]) -> list[float]:
 )
 @pytest.mark.one_in(4)
 @pytest.mark.ci_one_in(2)
-def test_from_a_quarter_of_a_search_on_the_time_left_is_within_a_factor_of_two(
+def test_the_time_left_is_within_a_factor_of_two_after_a_quarter_of_a_search(
     monkeypatch, algorithm, space, workers, seed
 ):
     found = errors(watched(monkeypatch, algorithm, space, workers, seed))
@@ -129,14 +129,14 @@ def test_from_a_quarter_of_a_search_on_the_time_left_is_within_a_factor_of_two(
     ids=repr,
 )
 @pytest.mark.one_in(4)
-def test_if_few_trials_decide_the_duration_nine_of_ten_estimates_are_within_a_factor_of_two(
+def test_nine_of_ten_estimates_of_the_time_left_are_within_a_factor_of_two_in_adaptive_searches(
     monkeypatch, algorithm, space
 ):
     found = errors(watched(monkeypatch, algorithm, space, 4, 0))
     assert sum(0.5 <= error <= 2.0 for error in found) >= 0.9 * len(found)
 
 
-def test_the_time_of_trials_that_are_not_simulated_is_extrapolated_by_trial_not_by_result(monkeypatch):
+def test_the_time_left_is_within_a_factor_of_two_if_not_all_trials_can_be_simulated(monkeypatch):
     monkeypatch.setattr(forecast, "_MOST", 200)
     found = errors(watched(monkeypatch, MedianStopping(10, min_trials=10_000), apart, 4, 0, n_trials=100))
     assert min(found) >= 0.5 and max(found) <= 2.0
@@ -144,18 +144,18 @@ def test_the_time_of_trials_that_are_not_simulated_is_extrapolated_by_trial_not_
 
 @pytest.mark.ci
 @pytest.mark.parametrize("space", [grid, apart, trunks])
-def test_future_pruning_is_predicted_from_past_pruning(monkeypatch, space):
+def test_the_time_left_under_an_optuna_pruner_is_within_a_factor_of_three(monkeypatch, space):
     found = errors(watched(monkeypatch, OptunaPruner(20, grace=20, window=16), space, 4, 0))
     assert min(found) >= 1 / 3 and max(found) <= 3.0
 
 
-def test_trials_that_an_algorithm_forks_are_foreseen(monkeypatch):
+def test_the_time_left_accounts_for_trials_that_an_algorithm_will_fork(monkeypatch):
     algorithm = PopulationBasedTraining(interval=20)
     found = errors(watched(monkeypatch, algorithm, apart, 4, 0, n_trials=16))
     assert min(found) >= 0.5 and max(found) <= 2.0
 
 
-def test_a_forecast_leaves_the_search_as_it_is(monkeypatch):
+def test_a_forecast_of_the_time_left_does_not_change_the_search(monkeypatch):
     """With and without a display, the requests are the same."""
     found = []
     for shown in (True, False):
@@ -182,7 +182,7 @@ def test_a_forecast_leaves_the_search_as_it_is(monkeypatch):
     assert found[0] == found[1]
 
 
-def test_a_replayed_search_makes_the_same_requests() -> None:
+def test_a_replay_of_an_algorithm_makes_the_same_requests() -> None:
     setting = Setting(steps=81, n_trials=None, maximize=False, adaptive=False)
     history = History(ASHA(3, 3, window=4), setting, Trials())
     open = [action for index in range(4) for action in history.added(index)]
@@ -207,7 +207,7 @@ def test_a_replayed_search_makes_the_same_requests() -> None:
 # --- trials by what they wait for ---------------------------------------------------------------------------
 
 
-def test_paused_trials_and_queued_ones_are_reported_separately(monkeypatch):
+def test_paused_and_queued_trials_are_reported_separately(monkeypatch):
     views = watched(monkeypatch, SuccessiveHalving(10), apart, 2, 0)
     first = views[0]
     assert (first.paused, first.queued, first.running) == (0, 62, 2)
@@ -221,13 +221,13 @@ def test_paused_trials_and_queued_ones_are_reported_separately(monkeypatch):
 
 
 @pytest.mark.ci
-def test_trials_still_to_be_proposed_are_queued(monkeypatch):
+def test_trials_still_to_be_proposed_are_reported_as_queued(monkeypatch):
     views = watched(monkeypatch, ASHA(10, 3, window=4), apart, 2, 0)
     assert views[0].queued >= 60
     assert any(view.paused and view.queued for view in views)
     assert "queued" not in hpstage.search.progress.line(views[-1])
 
 
-def test_trials_whose_first_steps_another_has_trained_count_as_begun(monkeypatch):
+def test_trials_whose_first_steps_another_trial_trained_are_not_reported_as_queued(monkeypatch):
     views = watched(monkeypatch, FullTraining(), grid, 2, 0)
     assert {view.queued for view in views if view.used_seconds > 40} == {0}

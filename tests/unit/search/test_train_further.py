@@ -58,7 +58,7 @@ def search(study: str, space: object, store: MemoryJournal, steps: int = MORE, *
 
 @pytest.mark.ci
 @pytest.mark.parametrize(("space", "algorithm"), SPACES)
-def test_the_winner_of_any_space_is_trained_further(space: Space, algorithm: Algorithm) -> None:
+def test_the_best_trial_of_any_kind_of_space_can_be_trained_further(space: Space, algorithm: Algorithm) -> None:
     store = MemoryJournal()
     result = search("first", space, store, STEPS, n_trials=4, algorithm=algorithm)
     won = result.trial(result.best_trial)
@@ -73,7 +73,7 @@ def test_the_winner_of_any_space_is_trained_further(space: Space, algorithm: Alg
         assert trained.schedules[name].value(MORE - 1) == won.schedules[name].value(known - 1)
 
 
-def test_a_name_that_the_trial_lacks_is_refused() -> None:
+def test_continuing_a_trial_with_an_unknown_hyperparameter_is_refused() -> None:
     won = search("first", several, MemoryJournal(), STEPS).trial(0)
     with pytest.raises(UsageError, match="no hyperparameter 'rate'; it has lr, momentum, nesterov, optimizer"):
         won.then({"rate": 0.1})

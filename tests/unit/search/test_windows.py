@@ -79,7 +79,7 @@ def outcome(study: optuna.Study) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.ci
-def test_trials_that_are_open_follow_workers_that_join_and_leave() -> None:
+def test_the_number_of_unfinished_trials_follows_workers_that_join_and_leave() -> None:
     executor = SimulatedExecutor(8)
     for _ in range(12):
         executor.cluster.join(55.0)  # after five trials of each
@@ -94,7 +94,7 @@ def test_trials_that_are_open_follow_workers_that_join_and_leave() -> None:
 
 
 @pytest.mark.ci
-def test_a_worker_that_dies_and_is_replaced_does_not_show_in_the_study() -> None:
+def test_a_worker_that_dies_and_is_replaced_does_not_change_the_trials_of_the_study() -> None:
     calm, troubled = SimulatedExecutor(16), SimulatedExecutor(16)
     for number, after in enumerate((33.0, 41.0, 77.0)):
         troubled.cluster.kill(WorkerId(f"sim-{number}"), after)
@@ -115,7 +115,7 @@ class Noting(MedianStopping):
 
 
 @pytest.mark.parametrize("more", [{}, {"n_trials": 120}, {"extend": True, "steps": 12}], ids=str)
-def test_a_search_that_is_continued_compares_as_many_trials_as_before(more: dict[str, Any]) -> None:
+def test_a_resumed_search_keeps_the_number_of_workers_that_its_algorithm_started_with(more: dict[str, Any]) -> None:
     def interrupt(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         if trial.number == 20:
             raise KeyboardInterrupt
@@ -129,7 +129,7 @@ def test_a_search_that_is_continued_compares_as_many_trials_as_before(more: dict
     assert Noting.seen[0] == Noting.seen[-1] == 32
 
 
-def test_a_new_search_compares_as_many_trials_as_its_workers_allow() -> None:
+def test_a_new_search_starts_its_algorithm_with_the_current_number_of_workers() -> None:
     Noting.seen.clear()
     options: dict[str, Any] = {"algorithm": Noting(2, 2), "n_trials": 20, "store": MemoryJournal()}
     study = optuna.create_study(study_name="x", sampler=tpe())
@@ -161,13 +161,13 @@ def test_32_workers_are_kept_busy_by_default(algorithm: Algorithm, sampler: Any,
     assert executor.clock() <= most * shortest_makespan(plan, plan.trials.values(), 32)
 
 
-def test_an_estimate_has_as_many_trials_open_as_the_search() -> None:
+def test_preflight_expects_32_workers_to_be_kept_busy_by_default() -> None:
     said = hpstage.preflight(milestones, steps=160, n_trials=300, sampler="tpe", workers=(32,), step_seconds=0.2)
     (fleet,) = said.fleets
     assert fleet.makespan.median <= 1.10 * fleet.lower_bound.median
 
 
-def test_an_elastic_fleet_grows_with_the_trials_that_are_open() -> None:
+def test_an_elastic_fleet_grows_to_its_maximum_with_the_number_of_unfinished_trials() -> None:
     executor = SimulatedExecutor(SimulatedCluster(1, scaling=Scaling(1, 32, 5.0)), step_seconds=10.0)
     seen = Open(executor)
     result = searched(executor, callbacks=[seen])

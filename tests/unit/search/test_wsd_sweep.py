@@ -73,7 +73,7 @@ def check_values(result: hpstage.Result) -> None:
 
 @pytest.mark.parametrize("order", ["ascending", "descending", "shuffled"])
 @pytest.mark.parametrize("sampler", [None, optuna.samplers.RandomSampler(seed=1)], ids=["tpe", "random"])
-def test_six_horizons_and_two_decays_in_one_call_train_the_unique_steps_of_the_closed_form(
+def test_a_wsd_sweep_of_six_horizons_and_two_decay_forms_trains_the_calculated_unique_steps(
     order: str, sampler: Any, tmp_path: Path
 ) -> None:
     study = optuna.create_study(sampler=sampler)
@@ -93,7 +93,7 @@ def test_six_horizons_and_two_decays_in_one_call_train_the_unique_steps_of_the_c
 
 @pytest.mark.ci
 @pytest.mark.parametrize("order", ["ascending", "descending", "shuffled"])
-def test_horizons_requested_one_after_the_other_train_the_same_steps_in_any_order(order: str, tmp_path: Path) -> None:
+def test_horizons_of_a_sweep_searched_one_by_one_train_the_same_steps_in_any_order(order: str, tmp_path: Path) -> None:
     """Each horizon has its own call and study. The sweep always has all horizons: they are known from the start."""
     trained = 0
     for horizon in ordered(order):
@@ -116,7 +116,7 @@ def test_decays_of_horizons_added_later_branch_off_at_multiples_of_keep_every(tm
     assert trained == 15 + 20  # the decays: those of 75 and 100 begin at 60 and 80
 
 
-def test_only_states_on_the_trunk_are_kept_and_they_are_never_evicted(tmp_path: Path) -> None:
+def test_a_sweep_saves_only_states_on_its_trunk_and_never_evicts_them(tmp_path: Path) -> None:
     result = search(sweep(keep_every=50), tmp_path, checkpoint_every=10**6, checkpoint_budget=0)
     trunk = result.trial(10)
     assert trunk.schedules["lr"].length == 160
@@ -130,7 +130,7 @@ def test_only_states_on_the_trunk_are_kept_and_they_are_never_evicted(tmp_path: 
     assert elsewhere <= set(HORIZONS)
 
 
-def test_hyperparameters_that_change_with_a_decay_branch_off_the_trunk_with_separate_seeds(tmp_path: Path) -> None:
+def test_decays_of_a_sweep_may_change_hyperparameters_and_each_seed_has_its_own_trunk(tmp_path: Path) -> None:
     space = sweep(
         horizons=[40, 80],
         decay_form="linear",
@@ -151,7 +151,7 @@ def test_hyperparameters_that_change_with_a_decay_branch_off_the_trunk_with_sepa
         assert done.value == alone(schedules, horizon).score
 
 
-def test_an_interrupted_sweep_continues_and_a_complete_one_proposes_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_sweep_resumes_and_a_complete_sweep_proposes_no_trial(tmp_path: Path) -> None:
     Fused.fuse = Fuse(100)
     study = optuna.create_study()
     with pytest.raises(KeyboardInterrupt):
@@ -164,7 +164,7 @@ def test_an_interrupted_sweep_continues_and_a_complete_one_proposes_nothing(tmp_
     assert again.savings.trials == again.savings.steps_trained == 0 and len(study.trials) == 12
 
 
-def test_other_code_trains_the_points_again_in_the_same_study(tmp_path: Path) -> None:
+def test_a_sweep_with_changed_code_trains_its_points_again_in_the_same_study(tmp_path: Path) -> None:
     class Other(Tape):
         version = "2"
 
@@ -175,7 +175,7 @@ def test_other_code_trains_the_points_again_in_the_same_study(tmp_path: Path) ->
     assert len(study.trials) == 24
 
 
-def test_choices_that_the_study_has_otherwise_are_refused_and_leave_it_as_it_was(tmp_path: Path) -> None:
+def test_changed_choices_of_a_sweep_are_refused_and_leave_the_study_unchanged(tmp_path: Path) -> None:
     study = optuna.create_study()
     search(sweep(hp={"mixture": ["web", "code"]}), tmp_path, study=study)
     with pytest.raises(UsageError, match=r"has another kind of 'mixture' or other choices.*Use another study"):
@@ -185,7 +185,7 @@ def test_choices_that_the_study_has_otherwise_are_refused_and_leave_it_as_it_was
     assert other.savings.steps_trained == 341
 
 
-def test_a_part_of_a_sweep_waits_in_the_study_for_the_next_call(tmp_path: Path) -> None:
+def test_points_of_a_sweep_beyond_n_trials_wait_in_the_study_for_the_next_call(tmp_path: Path) -> None:
     study = optuna.create_study(sampler=hpstage.optuna.StageTreeSampler(optuna.samplers.TPESampler(seed=1)))
     search(sweep(), tmp_path, study=study, n_trials=5)
     assert [trial.state for trial in study.trials].count(TrialState.WAITING) == 7
@@ -195,7 +195,7 @@ def test_a_part_of_a_sweep_waits_in_the_study_for_the_next_call(tmp_path: Path) 
 
 
 @pytest.mark.ci
-def test_a_longer_horizon_on_the_next_day_is_trained_from_the_trunk_without_wrong_advice(
+def test_a_later_sweep_with_a_longer_horizon_gets_no_advice_to_use_extend(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     study = optuna.create_study()
@@ -208,18 +208,18 @@ def test_a_longer_horizon_on_the_next_day_is_trained_from_the_trunk_without_wron
     assert "extend=True" not in caplog.text
 
 
-def test_an_algorithm_that_compares_trials_takes_a_sweep(tmp_path: Path) -> None:
+def test_a_sweep_can_be_pruned_by_successive_halving(tmp_path: Path) -> None:
     result = search(sweep(), tmp_path, algorithm=SuccessiveHalving(40, 2))
     states = [trial.state for trial in result.study.trials]
     assert len(states) == 12 and set(states) == {TrialState.COMPLETE, TrialState.PRUNED}
 
 
-def test_a_check_trains_trials_of_the_sweep() -> None:
+def test_check_accepts_a_sweep_as_space() -> None:
     report = hpstage.check(Tape(), sweep(), steps=4)
     assert report.ok, report
 
 
-def test_a_rehearsal_of_a_sweep_is_exact() -> None:
+def test_preflight_of_a_sweep_is_exact() -> None:
     planned = hpstage.preflight(sweep())
     assert planned.exact and planned.trials.median == 12
     assert planned.steps_trained.median == 341 and planned.steps_asked.median == 2 * sum(HORIZONS)
@@ -251,12 +251,12 @@ def test_the_error_of_an_invalid_sweep_names_the_argument(options: dict[str, Any
         sweep(**options)
 
 
-def test_spaces_other_than_a_sweep_need_steps() -> None:
+def test_a_search_without_steps_is_refused_unless_its_space_is_a_sweep() -> None:
     with pytest.raises(UsageError, match="steps is missing"):
         search(lambda trial: {"a": 1}, MemoryJournal(), n_trials=1)
 
 
-def test_sets_and_a_decay_of_no_steps_give_each_trial_once() -> None:
+def test_a_sweep_over_sets_has_each_point_once_even_with_a_decay_of_no_steps() -> None:
     space = s.wsd_sweep([0.1, 1], horizons={80, 40}, warmup=0, decay_fraction=[0, 0.5], decay_form={"linear", "cosine"})
     assert len(space.points) == 2 * 2 * (1 + 2)
     assert (
@@ -267,7 +267,7 @@ def test_sets_and_a_decay_of_no_steps_give_each_trial_once() -> None:
     )
 
 
-def test_an_exponential_decay_falls_by_one_factor() -> None:
+def test_an_exponential_wsd_decay_falls_by_the_same_factor_at_each_step() -> None:
     lr = s.wsd(0.1, 20, warmup=5, decay=10, final=0.001, decay_form="exponential")
     values = list(lr.values(20))
     assert values[9] == values[10] == 0.1
@@ -277,7 +277,7 @@ def test_an_exponential_decay_falls_by_one_factor() -> None:
 # --- keep_at, of any space --------------------------------------------------------------------------------
 
 
-def test_running_chains_save_states_at_steps_requested_later() -> None:
+def test_a_running_chain_saves_states_at_the_keep_at_steps_of_a_trial_added_later() -> None:
     """The trial is added while a chain passes by; another driver's fold of the journal has the same steps."""
     executor = SimulatedExecutor(1, step_seconds=1.0)
     run = Search(executor)
@@ -295,7 +295,7 @@ def test_running_chains_save_states_at_steps_requested_later() -> None:
     assert list(again.nodes[0].keep_at) == [7, 12, 16] and again.trials[added.trial].keep_at == (7, 12, 16)
 
 
-def test_steps_to_keep_train_nothing(tmp_path: Path) -> None:
+def test_keep_at_steps_save_states_and_train_no_further_step(tmp_path: Path) -> None:
     result = search(
         lambda trial: {"a": 1, "steps": [5, 9][trial.number % 2], "keep_at": [3, 7, 8, 40]},
         tmp_path,
@@ -310,6 +310,6 @@ def test_steps_to_keep_train_nothing(tmp_path: Path) -> None:
     ("keep_at", "message"),
     [(0.5, "0.5: this name is for steps"), ([0], "is 0; it must be"), ("all", "'all': this name")],
 )
-def test_invalid_steps_to_keep_are_named(keep_at: object, message: str) -> None:
+def test_an_invalid_keep_at_is_named(keep_at: object, message: str) -> None:
     with pytest.raises(UsageError, match=f"'keep_at'.*{message}"):
         search(lambda trial: {"a": 1, "keep_at": keep_at}, MemoryJournal(), steps=9, n_trials=2)

@@ -13,7 +13,7 @@ from hpstage.training.code.owner import is_users_code
 
 
 @pytest.mark.ci
-def test_a_class_that_was_looked_up_is_freed() -> None:
+def test_a_class_is_freed_after_is_users_code_was_called_on_it() -> None:
     cls = type("Made", (), {})
     assert is_users_code(cls)
     seen = weakref.ref(cls)
@@ -23,7 +23,7 @@ def test_a_class_that_was_looked_up_is_freed() -> None:
 
 
 @pytest.mark.ci
-def test_the_slots_of_the_classes_looked_up_last_are_remembered() -> None:
+def test_a_class_is_freed_after_slots_of_was_called_on_many_other_classes() -> None:
     cls = type("Made", (), {"__slots__": ("a",)})
     assert list(slots_of(cls)) == ["a"]
     seen = weakref.ref(cls)
@@ -35,7 +35,7 @@ def test_the_slots_of_the_classes_looked_up_last_are_remembered() -> None:
 
 
 @pytest.mark.ci
-def test_the_names_of_a_module_are_freed_with_the_graph_that_has_met_them() -> None:
+def test_values_of_a_module_are_freed_with_the_graph_that_found_them() -> None:
     data = {1}
     names: dict[str, object] = {"__name__": "__main__", "value": data}
     exec("def train():\n    return value", names)

@@ -22,7 +22,7 @@ from hpstage.training.identity.watching import held_open
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
 
-def test_a_mapped_file_may_have_any_name(tmp_path: Path) -> None:
+def test_a_mapped_file_is_found_as_open_if_its_name_is_not_utf8(tmp_path: Path) -> None:
     name = os.fsencode(tmp_path) + b"/caf\xe9"
     Path(os.fsdecode(name)).write_bytes(b"x" * mmap.PAGESIZE)
     with open(name, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
@@ -38,7 +38,7 @@ class Reading(Tape):
         self.score = float(Path("caf\udce9").read_text())
 
 
-def test_training_may_read_a_file_of_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_may_read_a_file_whose_name_is_not_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     def search() -> list[float | None]:
@@ -55,7 +55,7 @@ def test_training_may_read_a_file_of_any_name(tmp_path: Path, monkeypatch: pytes
         search()
 
 
-def test_a_process_may_have_any_name() -> None:
+def test_the_start_of_a_process_is_found_if_its_name_is_not_utf8() -> None:
     pr_set_name = 15
     script = f"import ctypes; ctypes.CDLL(None).prctl({pr_set_name}, b'caf\\xe9) S 1 2'); print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

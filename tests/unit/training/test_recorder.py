@@ -49,7 +49,7 @@ def points(values: dict[int, list[Any]], stop: int = 1 << 30) -> dict[int, float
     ],
     ids=repr,
 )
-def test_a_number_is_kept_as_a_float(value: Any) -> None:
+def test_a_logged_number_is_recorded_as_a_float(value: Any) -> None:
     assert points({5: [value]}) == {5: 2.0}
 
 
@@ -68,18 +68,18 @@ def test_a_number_is_kept_as_a_float(value: Any) -> None:
     ],
     ids=repr,
 )
-def test_values_that_are_not_numbers_are_refused_by_name(value: Any, message: str) -> None:
+def test_logging_a_value_that_is_not_a_number_is_refused_with_its_type(value: Any, message: str) -> None:
     with pytest.raises(UsageError, match=rf"log\('x', ...\): .*{message}"):
         points({0: [value]})
 
 
 @pytest.mark.parametrize("name", ["", 3, None, "x" * 201, "half a pair \ud800"])
-def test_a_name_is_a_short_string(name: Any) -> None:
+def test_logging_under_an_invalid_name_is_refused(name: Any) -> None:
     with recording(Recorder(0)), pytest.raises(UsageError, match="the name must be a string of 1 to 200 characters"):
         log(name, 1.0)
 
 
-def test_a_name_with_the_step_in_it_is_refused() -> None:
+def test_logging_under_more_than_1000_names_is_refused() -> None:
     with recording(Recorder(0)):
         for step in range(1000):
             log(f"loss {step}", 1.0)
@@ -87,7 +87,7 @@ def test_a_name_with_the_step_in_it_is_refused() -> None:
             log("loss 1000", 1.0)
 
 
-def test_no_later_change_reaches_what_was_logged_and_no_graph_is_held() -> None:
+def test_logged_tensors_and_arrays_are_copied_and_hold_no_autograd_graph() -> None:
     value, array, weight = torch.tensor(1.0), np.array(1.0), torch.tensor(1.0, requires_grad=True)
     recorder = Recorder(0)
     with recording(recorder):
@@ -105,17 +105,17 @@ def test_no_later_change_reaches_what_was_logged_and_no_graph_is_held() -> None:
     }
 
 
-def test_values_of_one_step_are_averaged() -> None:
+def test_values_logged_in_one_step_are_averaged() -> None:
     assert points({0: [1, 2, 6], 1: [5]}) == {0: 3.0, 1: 5.0}
 
 
-def test_nothing_is_logged_where_nothing_is_recorded() -> None:
+def test_log_does_nothing_while_no_recorder_is_active() -> None:
     log("x", 1.0)
     log("x", "no number: nobody looks at it")
     assert Recorder(0).take(5) is None
 
 
-def test_taken_steps_are_removed_and_an_unfinished_step_stays() -> None:
+def test_taking_a_log_removes_its_steps_from_the_recorder_and_leaves_later_steps() -> None:
     recorder = Recorder(0)
     for step in range(4):
         recorder.step = step
@@ -131,7 +131,9 @@ def test_taken_steps_are_removed_and_an_unfinished_step_stays() -> None:
 
 @settings(max_examples=20)
 @given(st.integers(1, 9 * POINTS), st.integers(1, 7), st.sets(st.integers(0, 9 * POINTS), max_size=5))
-def test_many_points_are_thinned_evenly_and_what_is_not_finite_stays(count: int, every: int, strange: set[int]) -> None:
+def test_many_logged_values_are_thinned_evenly_but_non_finite_values_are_kept(
+    count: int, every: int, strange: set[int]
+) -> None:
     steps = range(0, count * every, every)
     logged = {step: [math.nan if step // every in strange else float(step)] for step in steps}
     found = points(logged)
@@ -147,7 +149,7 @@ def test_many_points_are_thinned_evenly_and_what_is_not_finite_stays(count: int,
         assert max(gaps) <= min(gaps) * (1 + len(strange))
 
 
-def test_memory_is_bounded_whatever_is_logged() -> None:
+def test_memory_of_a_recorder_is_bounded_however_much_is_logged() -> None:
     recorder = Recorder(0)
     for step in range(50 * POINTS):
         recorder.step = step
@@ -162,7 +164,7 @@ def test_memory_is_bounded_whatever_is_logged() -> None:
 
 
 @pytest.mark.ci
-def test_the_end_of_the_output_stays_and_progress_bars_are_drawn_over() -> None:
+def test_recorded_output_keeps_its_end_and_the_last_state_of_progress_bars() -> None:
     recorder = Recorder(0)
     recorder.write("before\n")
     for percent in range(100):
@@ -177,7 +179,7 @@ def test_the_end_of_the_output_stays_and_progress_bars_are_drawn_over() -> None:
     assert (taken.output, taken.left_out) == ("b" * OUTPUT, 10)
 
 
-def test_printed_names_of_files_that_are_not_text_can_be_kept() -> None:
+def test_recorded_output_escapes_file_names_that_are_not_utf8() -> None:
     recorder = Recorder(0)
     recorder.write("read caf\udce9.png\n")
     taken = recorder.take(1)

@@ -15,7 +15,7 @@ raise LookupError("of the program")
 """
 
 
-def test_the_interpreter_prints_the_lines_of_an_uncaught_traceback(tmp_path: Path) -> None:
+def test_an_uncaught_traceback_shows_source_lines_after_file_reads_were_watched(tmp_path: Path) -> None:
     """It opens the file with no Python code running."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
