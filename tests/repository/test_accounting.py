@@ -50,7 +50,7 @@ def test_reports_pages_and_commands_compute_no_figures() -> None:
 
 
 @pytest.mark.ci
-def test_only_accounting_folds_its_tables() -> None:
+def test_only_the_accounting_package_uses_its_internal_tables() -> None:
     tables = {"accounting.payments", "accounting.tally", "accounting.presence"}
     uses = {name for name in FILES if name.partition(".")[0] != "accounting" and arrows()[name] & tables}
     assert uses == {"cluster.dashboard.study"}, "the page shows a study's tally"

@@ -34,5 +34,5 @@ def test_synchronous_searches_end_with_the_same_study_with_and_without_sharing(
 
 
 @pytest.mark.ci
-def test_merge_rates_worked_out_by_hand_hold_exactly(bench: ModuleType) -> None:
+def test_merge_rates_of_the_benchmark_equal_those_calculated_by_hand(bench: ModuleType) -> None:
     assert all(row["exact"] for row in bench.closed_forms())

@@ -25,7 +25,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 5])
-def test_the_probability_is_that_of_drawing_by_weight_without_replacement(bench: Any, count: int) -> None:
+def test_the_probability_that_audits_miss_a_fault_is_that_of_weighted_draws(bench: Any, count: int) -> None:
     segments = {(0, 4): False, (0, 8): True, (1, 8): False, (1, 12): False, (2, 28): False, (2, 4): True}
     random.seed(0)
 
@@ -43,7 +43,7 @@ def test_the_probability_is_that_of_drawing_by_weight_without_replacement(bench:
 
 
 @pytest.mark.ci
-def test_a_fault_that_nothing_else_looks_for_is_found_as_often_as_computed(tmp_path: Path) -> None:
+def test_audits_find_planted_faults_as_often_as_computed(tmp_path: Path) -> None:
     written, scripts = tmp_path / "figures.json", ROOT / "scripts"
     command = [sys.executable, str(scripts / "bench_audit.py"), "--json", str(written), "--trials", "8"]
     faults = ("--fault", "none", "--fault", "late hook", "--fault", "file written and read back")

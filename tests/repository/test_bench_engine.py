@@ -19,7 +19,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     return bench_engine
 
 
-def test_figures_are_found_at_any_depth_of_the_reports_of_other_scripts(
+def test_the_engine_benchmark_finds_figures_at_any_depth_of_reports_of_other_scripts(
     bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = {"1 MB": {"save_stall_ratio": 0.2}, "50 MB": [{"save_stall_ratio": 0.4}, {"save_stall_ratio": 0.1}]}
@@ -33,7 +33,9 @@ def test_figures_are_found_at_any_depth_of_the_reports_of_other_scripts(
 
 
 @pytest.mark.slow
-def test_bits_of_each_number_of_members_are_compared(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_benchmark_compares_the_bits_of_each_bundle_size(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bench, "WIDTHS", (1, 3))
     found = bench.measure("mlp", 4, [1, 2], 1, 0.001)
     assert found["k_invariant"] and found["ratios"].keys() == {1, 2}

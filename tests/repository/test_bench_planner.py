@@ -33,7 +33,9 @@ def load(bench: ModuleType) -> ModuleType:
 
 @pytest.mark.ci
 @pytest.mark.parametrize(("kind", "trials", "nodes"), [("shared", 243, 3 + 9 + 27 + 81 + 243), ("distinct", 50, 250)])
-def test_trials_share_what_their_kind_says(load: ModuleType, kind: str, trials: int, nodes: int) -> None:
+def test_trials_of_the_planner_benchmark_share_nodes_according_to_their_kind(
+    load: ModuleType, kind: str, trials: int, nodes: int
+) -> None:
     driver, _, _, _ = load.new_driver(1)
     load.insert(driver, kind, trials)
     validate_scheduler(driver.scheduler)
@@ -45,7 +47,7 @@ def test_trials_share_what_their_kind_says(load: ModuleType, kind: str, trials: 
 
 
 @pytest.mark.ci
-def test_its_executor_trains_all_that_is_requested(load: ModuleType) -> None:
+def test_the_executor_of_the_planner_benchmark_trains_every_requested_step(load: ModuleType) -> None:
     driver, _, _, _ = load.new_driver(7)
     load.insert(driver, "shared", 100)
     answered = 0
@@ -56,7 +58,7 @@ def test_its_executor_trains_all_that_is_requested(load: ModuleType) -> None:
 
 
 @pytest.mark.ci
-def test_each_part_gives_its_figures(bench: ModuleType, tmp_path: Path) -> None:
+def test_each_part_of_the_planner_benchmark_reports_its_figures(bench: ModuleType, tmp_path: Path) -> None:
     assert bench.part_plan("shared", 200, OPTIONS)["per_s"] > 0
     assert bench.part_insert("shared", 200, OPTIONS)["per_s"] > 0
     figures = bench.part_decide("shared", 500, OPTIONS)

@@ -27,7 +27,7 @@ RUN = [page for page in PAGES if "\n```python\n" in page.read_text()]
 
 @pytest.mark.ci
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
-def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+def test_the_code_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     script = tmp_path / f"{page.stem}_page.py"
     script.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)))
     paths = os.pathsep.join([str(ROOT), str(ROOT / "notebooks")])
@@ -46,7 +46,7 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_of_a_page_lead_to_existing_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target
 
@@ -68,7 +68,7 @@ def test_every_public_name_is_documented_and_in_the_reference(module: ModuleType
             assert bare <= vars(Trainable).keys(), name  # documented at the port
 
 
-def test_readme_is_two_screens() -> None:
+def test_the_readme_has_at_most_8000_characters() -> None:
     assert len(re.sub("<!--.*?-->", "", (ROOT / "README.md").read_text())) <= 8_000
 
 

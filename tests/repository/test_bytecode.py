@@ -11,7 +11,9 @@ from tests.bytecode import REWRITES, rewrite_ahead
 
 
 @pytest.mark.skipif(not REWRITES, reason="pytest's own functions for this are known for versions 8 and 9")
-def test_what_is_rewritten_ahead_is_what_pytest_imports(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+def test_a_test_file_rewritten_ahead_is_the_one_that_pytest_imports(
+    tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
     file = tmp_path / "test_it.py"
     file.write_text("def test_it():\n    assert sum([1]) == 1\n")
     cached = rewrite.get_cache_dir(file) / f"test_it{rewrite.PYC_TAIL}"

@@ -26,7 +26,7 @@ def made_late(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
-def test_decoders_are_made_on_import(name: str) -> None:
+def test_a_module_makes_its_msgspec_decoders_on_import(name: str) -> None:
     assert made_late(FILES[name].read_text()) == []
 
 
@@ -38,5 +38,5 @@ def test_decoders_are_made_on_import(name: str) -> None:
         "class C:\n    def f(self): return msgspec.msgpack.Decoder(Kind)",
     ],
 )
-def test_decoders_made_at_run_time_are_found(source: str) -> None:
+def test_msgspec_decoders_made_at_run_time_are_found(source: str) -> None:
     assert len(made_late(source)) == 1

@@ -22,13 +22,13 @@ def names_in(path: str) -> set[str]:
     return {node.name for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, ast.FunctionDef)}
 
 
-def test_there_are_sixty_reports_and_none_twice() -> None:
+def test_the_page_of_differences_lists_sixty_reports_each_once() -> None:
     reports = [row[0] for row in ROWS]
     assert len(reports) >= 60 and len(set(reports)) == len(reports)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
-def test_a_row_names_a_report_and_a_test_that_exists(row: list[str]) -> None:
+def test_a_row_of_the_page_of_differences_names_a_report_and_an_existing_test(row: list[str]) -> None:
     report, situation, expected, result, test = row
     assert situation and expected and result
     place, number = report.split("#")

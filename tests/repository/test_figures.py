@@ -18,11 +18,11 @@ FIGURES = record.read()
 
 
 @pytest.mark.parametrize("page", record.PAGES, ids=lambda page: page.stem)
-def test_a_page_has_the_figures_of_record(page: Path) -> None:
+def test_a_page_shows_the_recorded_figures(page: Path) -> None:
     assert record.with_figures(page.read_text(), FIGURES) == page.read_text(), "run: python scripts/figures.py"
 
 
-def test_every_table_of_measured_is_of_the_record_and_readme_has_its_cells() -> None:
+def test_every_table_of_the_page_of_measurements_comes_from_the_recorded_figures() -> None:
     measured = (ROOT / "notebooks" / "measured.md").read_text()
     assert {found[1] for found in record.MARKED.finditer(measured) if found[2] is None} == FIGURES.keys()
     assert not re.findall(r"^\|.*", record.MARKED.sub("", measured), re.MULTILINE)
@@ -31,7 +31,7 @@ def test_every_table_of_measured_is_of_the_record_and_readme_has_its_cells() -> 
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_names_its_measurement_place_and_time(name: str) -> None:
+def test_every_recorded_figure_names_its_command_machine_commit_and_date(name: str) -> None:
     rows: list[dict[str, Any]] = FIGURES[name]["rows"]
     labels = [row["cells"][0] for row in rows]
     assert len(set(labels)) == len(labels), "a row is found by its first cell"
@@ -42,13 +42,13 @@ def test_every_figure_names_its_measurement_place_and_time(name: str) -> None:
         assert row["command"].startswith("hpstage") or (script and list((ROOT / "scripts").glob(f"{script[1]}*")))
 
 
-def test_the_demo_of_the_book_is_the_one_of_record() -> None:
+def test_the_demo_page_shows_the_recorded_figures_of_the_demo() -> None:
     shown = (ROOT / "notebooks" / "demo.md").read_text()
     for row in ("steps requested", "steps trained"):
         assert re.search(rf"^{row} +{re.escape(record.cell(FIGURES, 'demo', row, None))}$", shown, re.MULTILINE)
 
 
-def test_a_measured_row_replaces_the_one_before_in_record_and_pages(
+def test_a_new_measurement_replaces_the_earlier_row_in_the_record_and_on_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = tmp_path / "page.md"
@@ -62,7 +62,7 @@ def test_a_measured_row_replaces_the_one_before_in_record_and_pages(
     assert [row["command"] for row in record.read()["demo"]["rows"]] == ["scripts/demo"] * 2
 
 
-def test_rows_of_peers_have_the_columns_of_the_table_and_ratios_of_the_same_round() -> None:
+def test_rows_of_the_peers_benchmark_have_the_columns_of_the_recorded_table() -> None:
     import bench_peers
 
     def program(*walls: float) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def kinds_in(section: str) -> list[str]:
     return re.findall(r"^### (.*)$", section, re.MULTILINE)
 
 
-def test_unreleased_changes_have_their_four_headings() -> None:
+def test_unreleased_changes_in_the_changelog_have_four_headings() -> None:
     assert UNRELEASED.splitlines()[0] == "Unreleased"
     assert kinds_in(UNRELEASED) == KINDS
     above = UNRELEASED.partition("### ")[0]
@@ -38,14 +38,14 @@ def test_unreleased_changes_have_their_four_headings() -> None:
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.split()[0])
-def test_a_release_has_a_date_and_the_headings_in_order(release: str) -> None:
+def test_a_release_in_the_changelog_has_a_date_and_its_headings_in_order(release: str) -> None:
     [(version, day)] = re.findall(r"^(\d+\.\d+\.\d+) \((.*)\)$", release.splitlines()[0])
     assert version and date.fromisoformat(day)
     found = kinds_in(release)
     assert found and found == [kind for kind in KINDS if kind in found]
 
 
-def test_the_newest_release_is_the_version_of_the_package() -> None:
+def test_the_newest_release_in_the_changelog_is_the_version_of_the_package() -> None:
     versions = [tuple(map(int, release.split()[0].split("."))) for release in RELEASES]
     assert versions == sorted(versions, reverse=True)
     assert RELEASES[0].split()[0] == hpstage.__version__ == PROJECT["version"]
@@ -61,7 +61,9 @@ def test_ci_runs_its_script_on_every_python_from_the_oldest_to_3_14() -> None:
     assert {"run": ".ci/run --all"} in nightly["steps"]
 
 
-def test_the_shares_of_ci_have_each_test_marked_ci_once_and_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_test_marked_ci_is_in_one_share_of_ci_and_every_other_test_in_all_shares(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     marks = [{"ci"} if number % 3 else {"ci", "slow"} if number % 2 else set() for number in range(60)]
     tests: list[Any] = [SimpleNamespace(get_closest_marker={mark: mark for mark in of}.get) for of in marks]
     deselected: list[list[Any]] = []
@@ -77,7 +79,7 @@ def test_the_shares_of_ci_have_each_test_marked_ci_once_and_all_others(monkeypat
     assert len({len(share) for share in kept}) == 1
 
 
-def test_turns_of_ci_together_run_each_case_of_a_test_marked_ci_one_in_once(tmp_path: Path) -> None:
+def test_successive_ci_runs_cover_each_case_of_a_ci_one_in_test_once(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_collection_modifyitems\n")
     (tmp_path / "test_cases.py").write_text(
         "import pytest\n\n"
@@ -97,7 +99,7 @@ def test_turns_of_ci_together_run_each_case_of_a_test_marked_ci_one_in_once(tmp_
     ("schema", "pattern"),
     [("workflows", "workflows/*.yml"), ("issue-forms", "ISSUE_TEMPLATE/[!c]*"), ("issue-config", "ISSUE_TEMPLATE/c*")],
 )
-def test_files_of_github_have_its_schemas(schema: str, pattern: str) -> None:
+def test_github_workflow_and_issue_files_match_their_schemas(schema: str, pattern: str) -> None:
     pytest.importorskip("check_jsonschema")
     files = sorted(GITHUB.glob(pattern))
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.github-{schema}"]
@@ -111,7 +113,7 @@ def test_dir_lists_only_public_names(module: ModuleType) -> None:
     assert all(hasattr(module, name) for name in module.__all__)
 
 
-def test_public_names_are_complete() -> None:
+def test_every_error_and_every_entry_of_the_reference_is_exported() -> None:
     errors = {
         name
         for name, found in vars(hpstage.errors).items()
@@ -129,7 +131,7 @@ def test_the_docstring_of_a_trainable_lists_every_attribute() -> None:
     assert listed == public
 
 
-def test_nothing_else_is_at_the_top_level() -> None:
+def test_the_repository_root_holds_only_the_expected_files_and_folders() -> None:
     """What is tracked there; a sweep of all new files once committed downloaded packages."""
     if not (ROOT / ".git").exists():
         pytest.skip("this is not a checkout")

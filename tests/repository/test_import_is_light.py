@@ -44,14 +44,14 @@ def fresh_interpreter(script: str) -> object:
     return json.loads(done.stdout)
 
 
-def test_the_package_and_its_pure_modules_load_nothing_heavy():
+def test_importing_hpstage_and_its_pure_modules_loads_no_heavy_package():
     imports = "\n".join(f"import {name}\nfound[{name!r}] = sorted(heavy & set(sys.modules))" for name in PURE)
     found = fresh_interpreter(f"heavy = {HEAVY!r}\nfound = {{}}\n{imports}")
     assert found == {name: [] for name in PURE}
 
 
 @pytest.mark.ci
-def test_parts_are_reached_as_attributes_of_the_package():
+def test_subpackages_are_attributes_of_hpstage_after_import():
     found = fresh_interpreter(
         "import hpstage\n"
         "found = [callable(hpstage.optimize), isinstance(hpstage.InlineExecutor, type)]\n"
@@ -60,7 +60,7 @@ def test_parts_are_reached_as_attributes_of_the_package():
     assert found == [True, True, 1, True]
 
 
-def test_dir_lists_the_public_names_and_loads_nothing():
+def test_dir_of_hpstage_lists_public_names_and_loads_no_heavy_package():
     names, heavy = fresh_interpreter(f"import hpstage\nfound = [dir(hpstage), sorted({HEAVY!r} & set(sys.modules))]")
     assert {"optimize", "schedule", "torch", "InlineExecutor", "Result", "errors", "algos", "cluster"} <= set(names)
     assert names == sorted(set(names))
@@ -68,7 +68,7 @@ def test_dir_lists_the_public_names_and_loads_nothing():
 
 
 @pytest.mark.ci
-def test_every_name_that_dir_gives_can_be_had_and_no_other():
+def test_hpstage_has_every_name_that_dir_lists_and_no_unknown_name():
     found = fresh_interpreter(
         "import hpstage\n"
         "found = [name for name in [*dir(hpstage), *hpstage.__all__] if not hasattr(hpstage, name)]\n"
@@ -78,7 +78,7 @@ def test_every_name_that_dir_gives_can_be_had_and_no_other():
 
 
 @pytest.mark.ci
-def test_a_trainable_without_torch_is_trained_without_torch() -> None:
+def test_a_trainable_without_torch_is_trained_without_importing_torch() -> None:
     script = """
 import hpstage, optuna
 from hpstage.store import MemoryJournal

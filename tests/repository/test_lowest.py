@@ -11,7 +11,7 @@ from tests.repository.test_rooms import ROOT
 
 @pytest.mark.slow
 @pytest.mark.timeout(5400)  # it installs them first: some 6 GB
-def test_the_fast_tests_pass_on_the_oldest_versions() -> None:
+def test_the_fast_tests_pass_on_the_oldest_allowed_versions_of_dependencies() -> None:
     done = subprocess.run([ROOT / "scripts" / "test_lowest"], capture_output=True, text=True)
     if done.returncode == 77:
         pytest.skip(done.stderr.splitlines()[-1])

@@ -31,12 +31,12 @@ def texts(outputs: list[dict[str, Any]]) -> Iterator[str]:
         yield "".join(output.get("data", {}).get("text/plain", ""))
 
 
-def test_there_are_notebooks() -> None:
+def test_the_three_notebooks_exist() -> None:
     assert {path.stem for path in NOTEBOOKS} == {"quickstart", "saved_gpu_hours", "warmup_stable_decay"}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_outputs_are_committed_in_order_without_complaints_or_traces_of_a_machine(path: Path) -> None:
+def test_notebook_outputs_are_committed_in_order_without_errors_or_local_paths(path: Path) -> None:
     cells = code_cells(path)
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell["outputs"]]
@@ -56,7 +56,7 @@ def test_a_notebook_defines_only_a_model_and_a_space(path: Path) -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_printed_savings_have_todays_rows_and_are_those_of_a_first_run(path: Path) -> None:
+def test_savings_printed_in_a_notebook_have_the_current_rows_and_are_of_a_first_run(path: Path) -> None:
     rows = [name for name, _ in search(n_trials=4).savings.rows()]
     for cell in code_cells(path):
         if not "".join(cell["source"]).endswith("print(result.savings)"):
@@ -69,7 +69,7 @@ def test_printed_savings_have_todays_rows_and_are_those_of_a_first_run(path: Pat
 
 @pytest.mark.ci
 @pytest.mark.parametrize("path", [p for p in NOTEBOOKS if "preflight(" in p.read_text()], ids=lambda path: path.stem)
-def test_a_preflight_is_the_one_that_is_printed_today(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_preflight_in_a_notebook_prints_the_committed_output(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {"__name__": path.stem}
     for cell in code_cells(path):
         source = "".join(line for line in cell["source"] if not line.startswith("%"))
@@ -80,7 +80,7 @@ def test_a_preflight_is_the_one_that_is_printed_today(path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize("name", ["demo", "digits", "text"])
-def test_a_recorded_plan_is_small_and_names_no_host(name: str) -> None:
+def test_a_recorded_plan_is_small_and_names_no_real_host(name: str) -> None:
     file = ROOT / "notebooks" / "recorded" / name / "plan.sqlite"
     assert file.stat().st_size < 1_500_000
     journal = SQLiteJournal(file, read_only=True)
@@ -90,7 +90,7 @@ def test_a_recorded_plan_is_small_and_names_no_host(name: str) -> None:
     assert [path.name for path in file.parent.iterdir()] == ["plan.sqlite"], "readers leave no other file"
 
 
-def test_every_picture_of_the_readme_is_one_that_the_script_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_picture_of_the_readme_is_made_by_the_pictures_script(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     import pictures
 

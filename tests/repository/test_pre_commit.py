@@ -17,12 +17,12 @@ def hooks() -> list[dict[str, Any]]:
     return local["hooks"]  # type: ignore[no-any-return]
 
 
-def test_the_hooks_are_the_checks_that_ci_runs(hooks: list[dict[str, Any]]) -> None:
+def test_the_pre_commit_hooks_are_the_ruff_checks_of_ci(hooks: list[dict[str, Any]]) -> None:
     assert (ROOT / ".ci" / "run").read_text().endswith(" exec ./scripts/test\n")
     checks = [line.strip() for line in (ROOT / "scripts" / "test").read_text().splitlines()]
     assert [hook["entry"] for hook in hooks] == [line for line in checks if line.startswith(".venv/bin/ruff ")]
 
 
-def test_the_hooks_download_nothing_and_look_at_all_files(hooks: list[dict[str, Any]]) -> None:
+def test_the_pre_commit_hooks_download_nothing_and_check_all_files(hooks: list[dict[str, Any]]) -> None:
     assert {hook["language"] for hook in hooks} == {"system"}
     assert not any(hook["pass_filenames"] for hook in hooks)

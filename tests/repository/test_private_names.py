@@ -55,12 +55,12 @@ def uses(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", sorted(FILES.keys() - PRIVATE))
-def test_no_other_file_uses_a_private_name_of_theirs(name: str) -> None:
+def test_a_file_uses_no_private_name_of_optuna_or_dask(name: str) -> None:
     assert uses(FILES[name].read_text()) == []
 
 
 @pytest.mark.ci
-def test_no_class_replaces_a_private_method_of_theirs_elsewhere() -> None:
+def test_no_class_overrides_a_private_method_of_optuna_or_dask() -> None:
     for name, path in FILES.items():
         if name in PRIVATE or not any(libraries_of(ast.parse(path.read_text()))):
             continue
@@ -87,7 +87,7 @@ def test_uses_of_private_names_are_detected(line: str, found: list[str]) -> None
 
 
 @pytest.mark.parametrize(("name", "library"), [("optuna.private", "optuna"), ("cluster.private", "distributed")])
-def test_the_file_says_that_the_oldest_version_that_is_allowed_was_looked_at(name: str, library: str) -> None:
+def test_a_file_of_private_names_mentions_the_oldest_allowed_version_of_its_library(name: str, library: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     [bound] = [line.partition(">=")[2] for line in project["dependencies"] if line.startswith(f"{library}>=")]
     assert f" {bound}." in (ast.get_docstring(ast.parse(FILES[name].read_text())) or "")

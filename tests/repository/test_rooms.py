@@ -74,18 +74,18 @@ def room(name: str) -> int:
     return ROOMS.index(within if within in ROOMS else name.partition(".")[0])
 
 
-def test_every_file_is_in_a_room() -> None:
+def test_every_source_file_belongs_to_one_of_the_listed_packages() -> None:
     assert {ROOMS[room(name)] for name in FILES} == set(ROOMS)
     assert len({name.partition(".")[0] for name in FILES} - {"hpstage"}) <= 26
 
 
 @pytest.mark.ci
-def test_packages_import_only_lower_ones() -> None:
+def test_packages_import_only_from_packages_below_them() -> None:
     upwards = {(name, found) for name in FILES for found in arrows()[name] if room(found) > room(name)}
     assert upwards == set(UPWARDS)
 
 
-def test_imports_have_no_circle() -> None:
+def test_imports_between_files_form_no_cycle() -> None:
     """Imports within functions and for types alone count, too: what they hide is a circle all the same."""
     done: set[str] = set()
     way: list[str] = []
@@ -106,7 +106,7 @@ def test_imports_have_no_circle() -> None:
 
 
 @pytest.mark.parametrize("folder", ["hpstage/plan", "hpstage/scheduler", "hpstage/schedule"])
-def test_planning_packages_open_no_file_and_read_no_clock(folder: str) -> None:
+def test_planning_packages_import_no_module_for_files_clocks_or_processes(folder: str) -> None:
     for path in sorted((ROOT / folder).glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

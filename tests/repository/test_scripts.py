@@ -98,7 +98,7 @@ PARTS = {
 """What other scripts import."""
 
 
-def test_every_script_has_a_tiny_size() -> None:
+def test_every_script_has_arguments_for_a_tiny_run() -> None:
     assert TINY.keys() | PARTS == {path.stem for path in SCRIPTS.glob("*.py")}
 
 
@@ -112,7 +112,7 @@ def test_every_script_has_a_tiny_size() -> None:
         *(pytest.param(*item, marks=pytest.mark.slow, id=f"{item[0]}, all") for item in ALL_PARTS.items()),
     ],
 )
-def test_a_script_runs(name: str, options: str, tmp_path: Path) -> None:
+def test_a_script_runs_at_a_tiny_size(name: str, options: str, tmp_path: Path) -> None:
     for needed in ("jax", "keras", "sklearn"):
         if needed in name and importlib.util.find_spec(needed) is None:
             pytest.skip(f"needs {needed}")
@@ -127,7 +127,7 @@ def test_a_script_runs(name: str, options: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
-def test_a_demo_that_is_stopped_says_how_to_resume(
+def test_an_interrupted_demo_says_how_to_resume(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
@@ -142,7 +142,7 @@ def test_a_demo_that_is_stopped_says_how_to_resume(
     assert f"./scripts/demo --folder '{tmp_path}/a demo' --quiet" in capsys.readouterr().err
 
 
-def test_readme_begins_with_the_two_commands_that_set_up_everything() -> None:
+def test_the_readme_begins_with_the_demo_and_test_commands() -> None:
     first_block = (ROOT / "README.md").read_text().split("```")[1]
     commands = [line.partition("#")[0].strip() for line in first_block.strip().splitlines()]
     assert commands == ["./scripts/demo", "./scripts/test"]

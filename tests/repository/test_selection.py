@@ -27,7 +27,7 @@ DEFAULT = "not slow and not ci and not gpu"
         ("@pytest.mark.ci\ndef test_one(): ...\n\n\nclass TestIt:\n    pytestmark = pytest.mark.ci\n", set()),
     ],
 )
-def test_marks_of_a_file_are_those_that_it_gives_to_all_its_tests(source: str, marks: set[str]) -> None:
+def test_the_marks_of_a_test_file_are_read_from_its_pytestmark(source: str, marks: set[str]) -> None:
     assert module_marks(source + "\n\ndef test_other(): ...\n") == marks
 
 
@@ -43,9 +43,7 @@ def test_marks_of_a_file_are_those_that_it_gives_to_all_its_tests(source: str, m
         ("not (ci or browser)", set()),
     ],
 )
-def test_only_expressions_that_exclude_whatever_else_is_marked_leave_files_out(
-    expression: str, marks: set[str]
-) -> None:
+def test_only_marks_that_an_expression_always_excludes_leave_test_files_out(expression: str, marks: set[str]) -> None:
     assert excluded_marks(expression) == marks
 
 
@@ -58,7 +56,7 @@ def test_only_expressions_that_exclude_whatever_else_is_marked_leave_files_out(
         (DEFAULT, ["tests/test_it.py::test_one[a::b]"], False),
     ],
 )
-def test_a_file_that_is_named_is_never_left_out(
+def test_a_test_file_named_on_the_command_line_is_never_left_out(
     tmp_path: Path, markers: str, arguments: list[str], left_out: bool
 ) -> None:
     file = tmp_path / "tests" / "test_it.py"

@@ -67,7 +67,7 @@ def space(trial: optuna.Trial) -> dict[str, Any]:
     return {"lr": trial.suggest_float("lr", 0.01, 0.1), "batch_size": 4}
 
 
-def test_the_files_that_a_trial_passes_are_those_of_the_book(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_book_lists_the_files_that_a_trial_passes_through(monkeypatch: pytest.MonkeyPatch) -> None:
     def noted(owner: type, name: str) -> None:
         method = getattr(owner, name)
 

@@ -122,7 +122,7 @@ print(json.dumps([found, outside]))
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "cluster" / "deploy").iterdir()))
 @pytest.mark.ci_one_in(3)
-def test_files_for_clusters_are_printed_by_the_installed_wheel(installed, tmp_path, name):
+def test_the_installed_wheel_prints_the_deploy_files_for_clusters(installed, tmp_path, name):
     script = "import sys; sys.path.insert(0, sys.argv.pop(1)); from hpstage.__main__ import run; run()"
     printed = run(sys.executable, "-c", script, installed, "deploy", name, cwd=tmp_path)
     assert printed == (ROOT / "cluster" / "deploy" / name).read_text()

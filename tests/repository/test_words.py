@@ -123,7 +123,7 @@ def others_in(text: str) -> list[str]:
 
 
 @pytest.mark.ci
-def test_no_source_has_a_word_that_the_list_replaces() -> None:
+def test_no_source_file_uses_a_replaced_word() -> None:
     found = {
         name: words
         for path in sources()
@@ -133,7 +133,7 @@ def test_no_source_has_a_word_that_the_list_replaces() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_no_page_has_a_word_that_the_list_replaces(page: Path) -> None:
+def test_no_page_uses_a_replaced_word(page: Path) -> None:
     prose = re.sub(r"^```.*?^```|`[^`]*`|<!--.*?-->|\]\([^)]*\)", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     further = [one for words in ON_PAGES for one in re.findall(words, prose, re.MULTILINE)]
     assert others_in(prose) + further == []
@@ -145,10 +145,10 @@ EXAMPLES = ["was told", "steps_asked", "distinct steps", "not begun", "trained a
 @pytest.mark.parametrize(
     "text", [*EXAMPLES, "kept state", "ready heads", "a lane", "meanwhile", "things", "seconds_paid"]
 )
-def test_a_word_of_the_list_is_found(text: str) -> None:
+def test_a_replaced_word_is_found_in_a_text(text: str) -> None:
     assert OTHER.search(text)
 
 
 @pytest.mark.parametrize("text", ["foretold", "excellent", "a task", "tcp://head:8786", "silent", "unique steps"])
-def test_a_part_of_another_word_is_not(text: str) -> None:
+def test_a_replaced_word_within_another_word_is_not_found(text: str) -> None:
     assert not OTHER.search(text)
