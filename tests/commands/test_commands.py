@@ -60,7 +60,9 @@ def begin(study: str, identity: str = "id", **changes: object) -> SearchStarted:
 
 
 @pytest.mark.ci
-def test_status_without_a_store_lists_those_of_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_without_a_store_lists_the_stores_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     none = run("status")
     assert none.exit_code != 0
@@ -115,7 +117,7 @@ def content(folder: Path) -> dict[str, str]:
         ("running", 3.6, "3.6 s of 0 s"),
     ],
 )
-def test_negative_savings_are_never_shown(state: str, saved: float, shown: str) -> None:
+def test_status_never_shows_negative_savings(state: str, saved: float, shown: str) -> None:
     sums = dict.fromkeys(PlanStatus.__struct_fields__, 0) | {"workload": "", "merge_rate": 1.0, "seconds_saved": saved}
     study = dict.fromkeys(StudyRow.__struct_fields__, 0) | {"study": "digits", "state": state, "seconds_saved": saved}
     row = msgspec.convert({**study, "algorithm": "", "trials": {}, "best": []}, StudyRow)
@@ -158,7 +160,7 @@ def test_status_shows_the_figures_of_the_result(searched: tuple[Path, hpstage.Re
     assert f"score {result.best_value:.6g} (trial {result.best_trial.number})" in table
 
 
-def test_readers_leave_a_store_unchanged_even_leftovers_of_a_dead_writer(
+def test_reading_commands_leave_a_store_unchanged_even_files_of_a_dead_writer(
     searched: tuple[Path, hpstage.Result], tmp_path: Path
 ) -> None:
     folder, _ = searched
@@ -176,7 +178,7 @@ def test_readers_leave_a_store_unchanged_even_leftovers_of_a_dead_writer(
     assert content(folder) == before
 
 
-def test_records_of_a_killed_writer_in_the_log_are_read_and_stay_there(store: Path) -> None:
+def test_status_reads_records_of_a_killed_writer_and_leaves_them_in_the_sqlite_log(store: Path) -> None:
     journal = SQLiteJournal(store / "plan.sqlite")
     write(journal, ask([trial(0, {"a": s.constant(1)}, 8)]))
     code = (
@@ -205,7 +207,7 @@ def test_a_read_only_journal_refuses_writes_and_creates_no_file(store: Path) -> 
         assert len(journal) == 1
 
 
-def test_drivers_chains_and_studies_are_alive_while_their_leases_are_held(store: Path) -> None:
+def test_status_shows_drivers_chains_and_studies_as_running_while_their_leases_are_held(store: Path) -> None:
     with closing(SQLiteJournal(store / "plan.sqlite")) as journal:
         here = DriverLeases(journal, DriverId("here"))
         joined = here.enter("alive", "identity of alive", "pool", "", [])
@@ -233,7 +235,7 @@ def test_drivers_chains_and_studies_are_alive_while_their_leases_are_held(store:
     assert after["chains"] == [] and not any(driver["alive"] for driver in after["drivers"])
 
 
-def test_both_extremes_are_shown_where_the_journal_has_no_direction(store: Path) -> None:
+def test_status_shows_lowest_and_highest_values_if_the_journal_has_no_direction(store: Path) -> None:
     from hpstage.plan.facts import TrialEnded
 
     trials = [TrialAdded(TrialId(f"x/{i}"), {"a": s.constant(i)}, 8) for i in range(3)]
@@ -245,7 +247,7 @@ def test_both_extremes_are_shown_where_the_journal_has_no_direction(store: Path)
     assert [(best["goal"], best["value"]) for best in study["best"]] == [("lowest", 1.0), ("highest", 2.0)]
 
 
-def test_watch_prints_updates_until_ctrl_c(store: Path) -> None:
+def test_status_watch_prints_updates_until_ctrl_c(store: Path) -> None:
     write_in(store, ask([trial(0, {"a": s.constant(1)}, 8)]))
     words = [sys.executable, "-m", "hpstage", "status", str(store), "--watch", "--json", "--interval", "0.02"]
     watching = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
@@ -263,7 +265,7 @@ def test_watch_prints_updates_until_ctrl_c(store: Path) -> None:
 
 
 @pytest.mark.redis
-def test_a_plan_on_redis_is_read_given_only_its_url(shared_redis: RedisServer) -> None:
+def test_status_and_tree_read_a_plan_on_redis_by_its_url(shared_redis: RedisServer) -> None:
     with closing(RedisJournal(shared_redis.url, prefix="test-commands")) as journal:
         write(journal, ask([trial(0, {"a": s.constant(1)}, 8)]))
         url = f"{shared_redis.url}?prefix=test-commands"
@@ -275,7 +277,9 @@ def test_a_plan_on_redis_is_read_given_only_its_url(shared_redis: RedisServer) -
 
 
 @pytest.mark.parametrize("format", ["parquet", "csv"])
-def test_exported_tables_are_the_frames(searched: tuple[Path, hpstage.Result], tmp_path: Path, format: str) -> None:
+def test_exported_tables_equal_the_data_frames_of_the_store(
+    searched: tuple[Path, hpstage.Result], tmp_path: Path, format: str
+) -> None:
     folder, _ = searched
     place = tmp_path / "new" / "tables"
     for _ in range(2):  # the second replaces the first
@@ -293,7 +297,7 @@ def test_exported_tables_are_the_frames(searched: tuple[Path, hpstage.Result], t
             pd.testing.assert_frame_equal(read, frame)
 
 
-def test_control_characters_in_names_are_escaped_on_the_terminal(store: Path) -> None:
+def test_status_and_tree_escape_control_characters_in_names(store: Path) -> None:
     assert clean(HOSTILE) == "evil\\x1b[31m\\r\\nna\\u202eme\\ud800"
     assert clean("größer 模型") == "größer 模型"
     typed = HOSTILE.replace("\ud800", "")  # what JSON cannot carry, no journal holds
@@ -305,7 +309,7 @@ def test_control_characters_in_names_are_escaped_on_the_terminal(store: Path) ->
         assert all(c == "\n" or c.isprintable() for c in text)
 
 
-def test_a_terminal_without_the_signs_of_a_name_gets_them_escaped(store: Path) -> None:
+def test_characters_that_a_terminal_cannot_show_are_escaped(store: Path) -> None:
     write_in(store, ask([TrialAdded(TrialId("größer/0"), {"a": s.constant("模型")}, 8)]))
     for command, sign in (("status", b"gr\\xf6"), ("tree", b"\\u6a21")):
         done = subprocess.run(
@@ -353,13 +357,13 @@ def test_an_empty_path_is_refused_by_name(
 
 @pytest.mark.parametrize("words", [["scheduler"], ["worker", "tcp://127.0.0.1:1"]])
 @pytest.mark.parametrize("host", ["300.1.1.1", "tcp://192.0.2.1", "[::1"])
-def test_a_host_at_which_nothing_can_listen_is_refused(words: list[str], host: str) -> None:
+def test_an_invalid_host_of_scheduler_or_worker_is_refused(words: list[str], host: str) -> None:
     done = run(*words, "--host", host)
     assert isinstance(done.exception, UsageError)
     assert str(done.exception).startswith(f"--host {host} is not an address of this host (")
 
 
-def test_unwritable_output_and_missing_packages_are_errors_with_a_remedy(
+def test_export_to_an_unwritable_folder_or_without_packages_fails_with_a_remedy(
     searched: tuple[Path, hpstage.Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _ = searched
@@ -393,7 +397,7 @@ def test_options_without_effect_are_refused(words: list[str], message: str) -> N
     assert str(done.exception) == message
 
 
-def test_commands_that_only_read_import_nothing_heavy(searched: tuple[Path, hpstage.Result]) -> None:
+def test_status_and_tree_import_no_heavy_package(searched: tuple[Path, hpstage.Result]) -> None:
     folder, _ = searched
     code = (
         "import sys; from hpstage.cli.app import app\n"
@@ -405,5 +409,5 @@ def test_commands_that_only_read_import_nothing_heavy(searched: tuple[Path, hpst
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_search_of_an_earlier_build_is_continued_by_the_same_call() -> None:
+def test_a_recorded_search_without_directions_counts_as_the_same_call() -> None:
     assert begin("x").same_call(begin("x", directions=("maximize",))) and not begin("x").same_call(begin("y"))

@@ -115,7 +115,7 @@ def place(searched: Path, redis_server: RedisServer) -> str:
     return f"{redis_server.url}?prefix={uuid.uuid4().hex}"
 
 
-def test_a_plan_goes_to_redis_and_back_and_is_equal(searched: Path, place: str, tmp_path: Path) -> None:
+def test_a_plan_copied_to_redis_and_back_is_equal(searched: Path, place: str, tmp_path: Path) -> None:
     shared, back = tmp_path / "shared", tmp_path / "back"
     out = copied(searched, place, "--to-checkpoints", shared)
     records = len(log_of(searched))
@@ -133,7 +133,7 @@ def test_a_plan_goes_to_redis_and_back_and_is_equal(searched: Path, place: str, 
         assert outputs[0] == outputs[1] != ""
 
 
-def test_a_search_on_the_copy_trains_nothing_twice(
+def test_a_search_on_a_copied_plan_trains_no_step_twice(
     searched: Path, place: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     copied(searched, place, "--to-checkpoints", tmp_path / "shared")
@@ -146,7 +146,7 @@ def test_a_search_on_the_copy_trains_nothing_twice(
     assert hpstage.open(place, checkpoints=tmp_path / "shared").trial(0, result.name).state()
 
 
-def test_an_interrupted_study_continues_on_the_copy(tmp_path: Path) -> None:
+def test_an_interrupted_study_continues_on_a_copied_plan(tmp_path: Path) -> None:
     def create() -> optuna.Study:
         return optuna.create_study(study_name="one", sampler=optuna.samplers.GridSampler(GRID, seed=0))
 
@@ -169,7 +169,9 @@ def test_an_interrupted_study_continues_on_the_copy(tmp_path: Path) -> None:
     assert [trial.value for trial in study.trials] == [trial.value for trial in whole.study.trials]
 
 
-def test_checkpoints_may_stay_where_they_are(searched: Path, place: str, tmp_path: Path) -> None:
+def test_copy_without_checkpoints_leaves_the_checkpoints_usable_where_they_are(
+    searched: Path, place: str, tmp_path: Path
+) -> None:
     out = copied(searched, place, "--no-checkpoints")
     assert f"The checkpoints stay in {searched}/checkpoints: give this location as --checkpoints" in out
     assert search(place, checkpoints=searched / "checkpoints").savings.steps_trained == 0
@@ -177,7 +179,7 @@ def test_checkpoints_may_stay_where_they_are(searched: Path, place: str, tmp_pat
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_a_bucket_takes_the_checkpoints(
+def test_copy_writes_checkpoints_to_a_bucket_and_back(
     large: bool, searched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:  # one at a time
@@ -189,14 +191,14 @@ def test_a_bucket_takes_the_checkpoints(
     assert states_of(tmp_path / "back" / "checkpoints") == states_of(searched / "checkpoints")
 
 
-def test_without_a_prefix_the_copy_is_the_workloads_own_plan(
+def test_a_copy_to_redis_without_a_prefix_becomes_the_plan_of_its_workload(
     searched: Path, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     assert "?prefix=hpstage:Printing-" in copied(searched, redis_server.url, "--to-checkpoints", tmp_path)
     assert search(redis_server.url, checkpoints=tmp_path).savings.steps_trained == 0
 
 
-def test_a_copy_is_brought_up_to_date_also_after_a_search_on_it(searched: Path, place: str, tmp_path: Path) -> None:
+def test_copying_a_plan_back_adds_the_searches_made_on_the_copy(searched: Path, place: str, tmp_path: Path) -> None:
     """There and back again: the first store gets what was recorded on the second."""
     first, shared = tmp_path / "first", tmp_path / "shared"
     copied(searched, first)
@@ -219,7 +221,7 @@ main()
 @pytest.mark.ci
 @pytest.mark.parametrize("to_redis", [True, False])
 @pytest.mark.parametrize("after", ["states", "records"])
-def test_killed_at_any_moment_it_resumes(
+def test_a_killed_copy_resumes_where_it_stopped(
     searched: Path, place: str, tmp_path: Path, to_redis: bool, after: str
 ) -> None:
     shared = tmp_path / "to" / "checkpoints"
@@ -261,9 +263,7 @@ def test_killed_at_any_moment_it_resumes(
 
 
 @pytest.mark.ci
-def test_a_damaged_copy_of_a_checkpoint_is_replaced_and_a_damaged_original_named(
-    searched: Path, tmp_path: Path
-) -> None:
+def test_copy_replaces_a_damaged_copied_checkpoint_and_names_a_damaged_original(searched: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     copied(searched, first)
     copied(first, second)
@@ -279,7 +279,7 @@ def test_a_damaged_copy_of_a_checkpoint_is_replaced_and_a_damaged_original_named
     assert search(tmp_path / "third").savings.steps_trained <= 1
 
 
-def test_while_a_search_runs_a_consistent_beginning_is_copied(searched: Path, tmp_path: Path) -> None:
+def test_copying_a_store_during_a_search_copies_a_consistent_beginning(searched: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     copied(searched, store)
     leases_of = DriverId("driver")
@@ -324,14 +324,16 @@ REFUSED: dict[str, Callable[[Path, Path], tuple[list[object], str]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_bad_input_is_named_before_anything_is_written(case: str, searched: Path, tmp_path: Path) -> None:
+def test_invalid_arguments_of_copy_are_named_before_anything_is_written(
+    case: str, searched: Path, tmp_path: Path
+) -> None:
     words, message = REFUSED[case](searched, tmp_path)
     before = sorted(searched.parent.rglob("*"))
     assert re.search(message, refused(*words))
     assert not list(tmp_path.rglob("*")) and sorted(searched.parent.rglob("*")) == before
 
 
-def test_a_destination_with_another_plan_is_refused_and_left_as_it_was(searched: Path, tmp_path: Path) -> None:
+def test_copy_to_a_destination_with_another_plan_is_refused_and_changes_nothing(searched: Path, tmp_path: Path) -> None:
     search(tmp_path / "other")
     before = log_of(tmp_path / "other"), states_of(tmp_path / "other" / "checkpoints")
     assert "holds another plan" in refused(searched, tmp_path / "other")

@@ -18,7 +18,7 @@ COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_examples_of_a_command_have_a_line_each_and_help_has_no_escapes(command: str) -> None:
+def test_the_help_of_a_command_shows_each_example_on_its_own_line(command: str) -> None:
     helped = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).output
     assert not re.search(r"\\[a-z](?![a-z])|[\t\b]", helped)
     written = re.findall(rf"^ +(hpstage {command}.*)$", COMMANDS[command].callback.__doc__ or "", re.MULTILINE)
@@ -35,18 +35,18 @@ def complaint(*words: object, cwd: Path | None = None) -> str:
     return done.stderr
 
 
-def test_the_error_of_a_missing_argument_lists_its_choices_on_lines_of_their_own() -> None:
+def test_the_error_of_a_missing_argument_lists_its_choices_on_separate_lines() -> None:
     lines = complaint("export", "somewhere").splitlines()
     assert {"tables", "weights", "tensorboard"} <= {line.strip().rstrip(",") for line in lines}
     assert not any("\\" in line for line in lines)
 
 
-def test_lines_and_tabs_stay_and_what_steers_a_terminal_does_not() -> None:
+def test_clean_lines_keeps_newlines_and_tabs_and_escapes_control_characters() -> None:
     assert clean_lines("a\tb\n\tc\r\x1b[31m\n") == "a\tb\n\tc\\r\\x1b[31m\n"
 
 
 @pytest.mark.parametrize("folder", ["", "./", "../here/", ".//below/../", "below/"])
-def test_a_script_is_named_by_any_path_to_it(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_finds_a_script_by_any_path_to_it(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = tmp_path / "here"
     (here / "below").mkdir(parents=True)
     for place in (here, here / "below"):
@@ -62,12 +62,12 @@ def test_a_script_is_named_by_any_path_to_it(folder: str, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("wrong", [".searched_here:space", "./searched_here:space", "..:space", ".py:", ":space"])
-def test_an_argument_that_names_no_script_is_refused_with_both_forms(wrong: str) -> None:
+def test_plan_refuses_an_argument_that_names_no_module_or_script(wrong: str) -> None:
     done = CliRunner().invoke(app, ["plan", wrong, "--steps", "4"])
     assert "give MODULE:NAME, or path/to/script.py:NAME" in str(done.exception)
 
 
-def test_a_file_to_deploy_is_named_with_or_without_its_ending() -> None:
+def test_deploy_accepts_a_file_name_with_or_without_its_extension() -> None:
     whole, short = (CliRunner().invoke(app, ["deploy", name]).output for name in ("slurm.sh", "slurm"))
     assert whole == short and whole.startswith("#!/usr/bin/env bash")
     assert "give one of Dockerfile, " in str(CliRunner().invoke(app, ["deploy", "slur"]).exception)
