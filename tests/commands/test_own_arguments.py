@@ -31,14 +31,14 @@ def plan(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("space", ["space", "in_the_space"])
-def test_a_script_parses_what_follows_two_dashes(space: str, tmp_path: Path) -> None:
+def test_a_script_parses_the_arguments_after_two_dashes(space: str, tmp_path: Path) -> None:
     done = plan(tmp_path, f"script.py:{space}", "--steps", "4", "--n-trials", "1", "--", "--width", "3")
     assert done.returncode == 0, done.stderr
     assert "steps" in done.stdout
 
 
 @pytest.mark.ci
-def test_a_script_that_exits_for_its_arguments_is_named_with_the_remedy(tmp_path: Path) -> None:
+def test_a_script_that_exits_for_missing_arguments_is_named_with_the_remedy(tmp_path: Path) -> None:
     done = plan(tmp_path, "script.py:space", "--steps", "4", "--n-trials", "1")
     assert done.returncode == 1
     assert "usage: script.py" in done.stderr, "not of hpstage"

@@ -94,7 +94,7 @@ def test_states_of_a_search_store_equal_tensors_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-def test_copied_states_share_equal_tensors_too(tmp_path: Path) -> None:
+def test_copied_states_store_equal_tensors_once(tmp_path: Path) -> None:
     search(tmp_path / "a")
     for copied in (14, 0):
         assert f"14 checkpoints ({copied} copied now)" in command("copy", tmp_path / "a", tmp_path / "b")
@@ -107,7 +107,7 @@ def test_copied_states_share_equal_tensors_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-def test_gc_and_status_give_one_size(tmp_path: Path) -> None:
+def test_gc_and_status_show_the_same_size_of_checkpoints(tmp_path: Path) -> None:
     search(tmp_path)
     shown = size(plan_of(tmp_path).kept_bytes)
     [before] = [line for line in command("gc", tmp_path, "--dry-run").splitlines() if line.startswith("before")]
@@ -115,7 +115,7 @@ def test_gc_and_status_give_one_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-def test_gc_removes_a_part_that_no_checkpoint_uses(tmp_path: Path) -> None:
+def test_gc_removes_shared_tensors_that_no_checkpoint_uses(tmp_path: Path) -> None:
     search(tmp_path)
     place = checkpoints(tmp_path)
     command("gc", tmp_path, "--budget", "0")
@@ -132,7 +132,7 @@ def test_gc_removes_a_part_that_no_checkpoint_uses(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-def test_a_part_that_no_record_names_stays_while_a_checkpoint_has_it(tmp_path: Path) -> None:
+def test_gc_keeps_shared_tensors_that_a_checkpoint_uses_even_if_no_record_names_them(tmp_path: Path) -> None:
     """Such as in a copy that was made in another way."""
     search(tmp_path)
     place = checkpoints(tmp_path)
@@ -145,7 +145,7 @@ def test_a_part_that_no_record_names_stays_while_a_checkpoint_has_it(tmp_path: P
 
 
 @pytest.mark.ci
-def test_a_damaged_part_is_found_its_states_are_trained_again_and_it_is_written_again(tmp_path: Path) -> None:
+def test_states_with_damaged_shared_tensors_are_trained_again_to_the_same_weights(tmp_path: Path) -> None:
     search(tmp_path)
     (file,) = tmp_path.glob("checkpoints/pa/part-*/state.safetensors")
     content = bytearray(file.read_bytes())
@@ -169,7 +169,7 @@ def test_a_damaged_part_is_found_its_states_are_trained_again_and_it_is_written_
 
 
 @pytest.mark.parametrize("budget", ["1 MB", pytest.param("2 MB", marks=pytest.mark.ci)])
-def test_a_budget_holds_many_states_that_have_most_in_common(tmp_path: Path, budget: str) -> None:
+def test_a_checkpoint_budget_counts_shared_tensors_once(tmp_path: Path, budget: str) -> None:
     search(tmp_path, checkpoint_budget=budget)
     plan = plan_of(tmp_path)
     assert len(plan.kept) == 14 and plan.kept_bytes < 1_000_000

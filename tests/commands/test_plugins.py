@@ -153,9 +153,7 @@ OF_A_RUN = ["--metric", "score", "--direction", "minimize", "--sampler", "random
 
 
 @pytest.mark.ci
-def test_a_search_runs_on_an_algorithm_an_executor_a_store_and_checkpoints_of_a_plugin(
-    hpstage: Run, tmp_path: Path
-) -> None:
+def test_a_search_runs_with_algorithm_executor_store_and_checkpoints_of_a_plugin(hpstage: Run, tmp_path: Path) -> None:
     places = ["--store", "drawer://plan", "--checkpoints", "drawer://plan"]
     done = hpstage(
         *["run", "search.py:Tape", *SPACE, *OF_A_RUN, *places, "--storage", "optuna.log"],
@@ -179,13 +177,13 @@ def test_classes_that_a_plugin_adapts_and_their_subclasses_are_trained(hpstage: 
         assert "Best trial" in done.stdout
 
 
-def test_an_adapter_that_returns_none_is_named(hpstage: Run) -> None:
+def test_a_plugin_adapter_that_returns_none_is_named(hpstage: Run) -> None:
     done = hpstage("run", "search.py:Shelf", *SPACE, *OF_A_RUN, "--executor", "Quiet()")
     assert done.returncode == 1
     assert "(hpstage.trainables, small_plugin:open_nothing) returned a NoneType, not a hpstage." in done.stderr
 
 
-def test_a_plan_is_made_with_an_algorithm_of_a_plugin(hpstage: Run) -> None:
+def test_the_plan_command_accepts_an_algorithm_of_a_plugin(hpstage: Run) -> None:
     done = hpstage("plan", *SPACE, "--algorithm", "Patient")
     assert done.returncode == 0, done.stderr
 

@@ -110,7 +110,7 @@ def of_the_display(lines: list[str]) -> list[str]:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("width", [40, 80])
-def test_what_is_printed_logged_and_warned_of_stands_above_the_display_in_whole_lines(width):
+def test_printed_logged_and_warning_lines_stand_above_the_progress_display(width):
     terminal = on_terminal(width=width)
     assert terminal.status == 0
     assert spoken(40) <= set(terminal.lines)
@@ -123,14 +123,14 @@ def test_what_is_printed_logged_and_warned_of_stands_above_the_display_in_whole_
 
 
 @pytest.mark.ci
-def test_the_display_is_drawn_while_the_search_runs_and_the_terminal_stays_as_it_was():
+def test_the_progress_display_is_redrawn_during_a_search_and_terminal_modes_stay_unchanged():
     terminal = on_terminal(width=80)
     assert terminal.written.count(b"/40 trials") > 3
     assert terminal.restored and b"\x1b[?" not in terminal.written, "no mode is set that a kill would leave set"
 
 
 @pytest.mark.parametrize("at_12", ["raise", "int", "term", "kill"])
-def test_after_a_search_that_broke_off_the_cursor_stands_below_the_display_and_nothing_is_hidden(at_12):
+def test_the_cursor_is_visible_below_the_progress_display_after_an_aborted_search(at_12):
     terminal = Terminal(at_12=at_12)
     assert (
         terminal.status == {"raise": 1, "int": -signal.SIGINT, "term": -signal.SIGTERM, "kill": -signal.SIGKILL}[at_12]
@@ -144,7 +144,7 @@ def test_after_a_search_that_broke_off_the_cursor_stands_below_the_display_and_n
         assert not any(" left" in line for line in terminal.lines)
 
 
-def test_escape_sequences_in_a_name_are_shown_and_not_sent_to_the_terminal():
+def test_escape_sequences_in_a_study_name_are_shown_and_not_sent_to_the_terminal():
     name = "<script>$x_{[bold]\x1b]0;owned\x07\x1b[2J\n"
     terminal = Terminal(name, width=200)
     assert r"<script>$x_{[bold]\x1b]0;owned\x07\x1b[2J\n" in next(line for line in terminal.lines if "40/40" in line)
@@ -152,19 +152,19 @@ def test_escape_sequences_in_a_name_are_shown_and_not_sent_to_the_terminal():
 
 
 @pytest.mark.ci
-def test_no_color_takes_the_colours_away():
+def test_no_color_removes_colours_from_the_progress_display():
     colour = re.compile(rb"\x1b\[[0-9;]*(3[0-7]|9[0-7]|38;[0-9;]+)[0-9;]*m")
     assert colour.search(on_terminal(width=80).written)
     assert not colour.search(Terminal(NO_COLOR="1").written)
 
 
-def test_a_dumb_terminal_gets_lines_without_control_characters():
+def test_a_dumb_terminal_gets_progress_lines_without_control_characters():
     terminal = Terminal(TERM="dumb", width=200)
     assert b"\x1b" not in terminal.written
     assert sum(line.startswith("digits: ") for line in terminal.lines) == 2
 
 
-def test_an_encoding_without_the_signs_gets_others():
+def test_characters_outside_the_terminal_encoding_are_escaped_in_the_progress_display():
     terminal = Terminal("学習", PYTHONIOENCODING="ascii")
     assert terminal.status == 0
     assert terminal.written.isascii()
@@ -177,7 +177,7 @@ def piped(at_12: str = "") -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def test_a_pipe_gets_a_line_at_the_beginning_and_one_at_the_end_without_control_characters():
+def test_a_pipe_gets_one_progress_line_at_the_start_and_one_at_the_end():
     output, errors = piped()
     assert output.splitlines() == [
         *(f"printed {line.split()[1]}" for line in output.splitlines()[:-1]),
@@ -190,7 +190,7 @@ def test_a_pipe_gets_a_line_at_the_beginning_and_one_at_the_end_without_control_
     assert lines[1].startswith("digits: 40/40 trials; 40 complete; best value 0.")
 
 
-def test_nothing_is_shown_unless_requested():
+def test_no_progress_is_shown_with_show_progress_bar_false():
     _, errors = piped("silent")
     assert "digits" not in errors
     terminal = Terminal(at_12="silent")
@@ -198,7 +198,7 @@ def test_nothing_is_shown_unless_requested():
     assert not of_the_display(terminal.lines[:-1])
 
 
-def test_standard_output_that_goes_to_a_file_stays_there(tmp_path):
+def test_redirected_standard_output_is_not_mixed_with_progress(tmp_path):
     master, slave = pty.openpty()
     with (tmp_path / "output").open("w") as output:
         process = subprocess.Popen(
@@ -214,7 +214,7 @@ def test_standard_output_that_goes_to_a_file_stays_there(tmp_path):
     assert len(lines) == 41 and all(line.startswith("printed ") for line in lines[:-1])
 
 
-def test_rich_is_not_loaded_before_something_is_shown():
+def test_importing_optimize_does_not_load_rich():
     script = "import sys, hpstage.search.optimize; print('rich' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr

@@ -43,7 +43,7 @@ def library(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.ci
-def test_the_report_is_written_and_its_path_printed(
+def test_report_writes_the_same_page_as_the_library_and_prints_its_path(
     store: Path, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -54,7 +54,7 @@ def test_the_report_is_written_and_its_path_printed(
 
 
 @pytest.mark.ci
-def test_a_report_has_tables_only_with_the_option(store: Path, library: Path, tmp_path: Path) -> None:
+def test_a_report_has_tables_only_with_the_tables_option(store: Path, library: Path, tmp_path: Path) -> None:
     output_of("report", store, tmp_path / "page")
     page = write_report(tmp_path / "library", store, tables=False)
     names = sorted(path.name for path in page.parent.iterdir())
@@ -67,7 +67,7 @@ def test_a_report_has_tables_only_with_the_option(store: Path, library: Path, tm
     assert "trials.csv" in with_tables.text and "--tables" not in with_tables.text
 
 
-def test_one_study_can_be_reported_and_an_unknown_one_is_refused(store: Path, tmp_path: Path) -> None:
+def test_one_study_can_be_reported_and_an_unknown_study_is_refused(store: Path, tmp_path: Path) -> None:
     output_of("report", store, tmp_path / "one", "--study", "early", "--tables")
     assert {row["study"] for row in read(tmp_path / "one" / "trials.csv")} == {"early"}
     output_of("report", store, tmp_path / "two", "--study", HOSTILE)
@@ -83,7 +83,7 @@ def test_one_study_can_be_reported_and_an_unknown_one_is_refused(store: Path, tm
     assert not (tmp_path / "three").exists()
 
 
-def test_an_unwritable_destination_is_refused(store: Path, tmp_path: Path) -> None:
+def test_an_unwritable_destination_of_a_report_is_refused(store: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
     done = run("report", store, tmp_path / "file")
     assert isinstance(done.exception, UsageError) and "give another folder" in str(done.exception)
@@ -113,7 +113,7 @@ def test_a_report_imports_neither_pandas_nor_training_libraries(store: Path, tmp
 
 
 @pytest.mark.redis
-def test_a_plan_on_redis_is_reported_given_only_its_url(shared_redis: RedisServer, tmp_path: Path) -> None:
+def test_report_reads_a_plan_on_redis_by_its_url(shared_redis: RedisServer, tmp_path: Path) -> None:
     with closing(RedisJournal(shared_redis.url, prefix="test-report")) as journal:
         result = search(journal, n_trials=4)
         records = len(journal)
@@ -130,14 +130,14 @@ def test_a_plan_on_redis_is_reported_given_only_its_url(shared_redis: RedisServe
 @pytest.mark.parametrize(
     ("kind", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF"), ("PNG", b"\x89")]
 )
-def test_the_tree_is_drawn_into_files_of_three_kinds(store: Path, tmp_path: Path, kind: str, begins: bytes) -> None:
+def test_tree_draws_its_picture_as_png_svg_or_pdf(store: Path, tmp_path: Path, kind: str, begins: bytes) -> None:
     for words in ((), ("--study", HOSTILE)):
         path = tmp_path / f"tree {len(words)}.{kind}"
         assert output_of("tree", store, "--picture", path, *words).strip() == str(path)
         assert path.read_bytes().startswith(begins)
 
 
-def test_an_impossible_picture_file_is_refused_before_anything_is_read(store: Path, tmp_path: Path) -> None:
+def test_tree_refuses_an_invalid_picture_file_or_study_and_writes_no_file(store: Path, tmp_path: Path) -> None:
     for name in ("tree.gif", "tree"):
         done = run("tree", tmp_path / "nothing", "--picture", tmp_path / name)
         assert isinstance(done.exception, UsageError) and "ends in .png, .svg, .pdf" in str(done.exception)

@@ -84,7 +84,7 @@ def piped(*words: str) -> str:
 @pytest.mark.ci
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("command", ["status", "tree"])
-def test_a_terminal_shows_every_word_that_a_pipe_gets(store: Path, command: str, width: int) -> None:
+def test_status_and_tree_show_the_same_words_on_a_terminal_as_in_a_pipe(store: Path, command: str, width: int) -> None:
     through_pipe = piped(command, str(store))
     assert "\x1b" not in through_pipe and "\x07" not in through_pipe and "evil \\x1b[31m\\x07<b>" in through_pipe
     lines, _ = on_terminal(width, command, str(store))
@@ -96,7 +96,7 @@ def test_a_terminal_shows_every_word_that_a_pipe_gets(store: Path, command: str,
 
 
 @pytest.mark.ci
-def test_colours_are_for_terminals_that_want_them(store: Path) -> None:
+def test_tree_uses_colours_on_a_terminal_unless_no_color_is_set(store: Path) -> None:
     _, plain = on_terminal(80, "tree", str(store), NO_COLOR="1")
     assert not re.search(rb"\x1b\[(\d+;)*3\d", plain)
     _, coloured = on_terminal(80, "tree", str(store))

@@ -53,7 +53,7 @@ def lines(*words: object) -> list[str]:
 
 
 @pytest.mark.ci
-def test_train_branch_and_runs_on_one_store(script: str) -> None:
+def test_train_branch_and_runs_work_together_on_one_store(script: str) -> None:
     run = ["train", script, "store", "--set", "lr=cosine(0.1, 8)", "--set", "wd=0.25", "--steps", 8]
     assert re.fullmatch(r"runs/0  score [\d.]+ after 8 of 8 steps", lines(*run)[0])
     assert lines(*run)[-1] == "store  store"
@@ -69,7 +69,7 @@ def test_train_branch_and_runs_on_one_store(script: str) -> None:
     assert lines("runs", "store", "--study", "digits") == ["no trials"]
 
 
-def test_without_a_store_there_is_one_per_workload_and_runs_shows_it(script: str) -> None:
+def test_train_without_a_store_creates_a_store_that_runs_and_status_read(script: str) -> None:
     run = lines("train", script, "--set", "lr=[0.1,0.2]", "--steps", 4)
     assert [line.split()[0] for line in run] == ["runs/0", "runs/1", "store"]
     assert "runs/1" in "\n".join(lines("runs"))
@@ -77,7 +77,7 @@ def test_without_a_store_there_is_one_per_workload_and_runs_shows_it(script: str
 
 
 @pytest.mark.ci
-def test_a_branch_finds_the_trainable_by_the_name_that_the_plan_has(script: str) -> None:
+def test_branch_finds_the_trainable_by_its_name_in_the_plan(script: str) -> None:
     lines("train", script, "store", "--set", "lr=0.1", "--steps", 4)
     assert lines("branch", "store", "--trial", "runs/0", "--at", 4, "--steps", 6)[0].startswith("runs/1 ")
 
@@ -93,7 +93,7 @@ def test_a_branch_finds_the_trainable_by_the_name_that_the_plan_has(script: str)
         (["--at", "2", "--set", "lr=cosine(0.1"], "cannot be read"),
     ],
 )
-def test_an_invalid_branch_is_refused(words: list[str], message: str, script: str) -> None:
+def test_branch_refuses_invalid_steps_and_values_and_adds_no_trial(words: list[str], message: str, script: str) -> None:
     lines("train", script, "store", "--set", "lr=0.1", "--steps", 4)
     assert message in str(invoke("branch", "store", script, "--trial", "runs/0", *words).exception)
     assert hpstage.open("store").trials == ["runs/0"]
@@ -118,7 +118,7 @@ def test_an_invalid_branch_is_refused(words: list[str], message: str, script: st
         (["train", "taped.py:Shown", "store", "--set", "lr=[]", "--steps", 4], "lr is an empty list; give at least"),
     ],
 )
-def test_a_remedy_is_that_of_the_command(
+def test_errors_of_train_and_branch_name_command_line_options_as_the_remedy(
     words: list[Any], message: str, script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines("train", script, "store", "--set", "lr=0.1", "--steps", 4)
@@ -130,7 +130,7 @@ def test_a_remedy_is_that_of_the_command(
     assert hpstage.open("store").trials == ["runs/0"]
 
 
-def test_runs_without_a_store_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runs_command_fails_if_the_folder_has_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "there is no store in .hpstage" in str(invoke("runs").exception)
 
@@ -161,7 +161,7 @@ def test_runs_without_a_store_is_an_error(tmp_path: Path, monkeypatch: pytest.Mo
         ("[cosine(0.1, 60), 0.1]", [s.cosine(0.1, 60), 0.1]),
     ],
 )
-def test_values_are_read_as_python_has_them(text: str, value: Any) -> None:
+def test_set_reads_values_as_python_literals_or_schedules(text: str, value: Any) -> None:
     assert values_of([f"x={text}"]) == {"x": value}
 
 
@@ -189,7 +189,7 @@ def test_values_are_read_as_python_has_them(text: str, value: Any) -> None:
         "inf",
     ],
 )
-def test_values_that_are_not_literals_are_refused_and_never_executed(
+def test_set_refuses_expressions_that_are_not_literals_and_never_executes_them(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -199,6 +199,6 @@ def test_values_that_are_not_literals_are_refused_and_never_executed(
 
 
 @pytest.mark.parametrize("words", [["lr"], ["=0.1"], ["lr="], ["lr=0.1", "lr=0.2"]])
-def test_set_needs_a_name_and_a_value_and_each_name_once(words: list[str]) -> None:
+def test_set_requires_a_name_and_a_value_and_each_name_only_once(words: list[str]) -> None:
     with pytest.raises(UsageError, match="--set"):
         values_of(words)

@@ -21,7 +21,7 @@ from tests.unit.searches import trial
 pytestmark = pytest.mark.sampled(8)
 
 
-def test_the_tree_shows_lines_their_changes_and_how_far_they_are(searched: tuple[Path, hpstage.Result]) -> None:
+def test_tree_shows_each_branch_with_its_change_steps_state_and_score(searched: tuple[Path, hpstage.Result]) -> None:
     folder, result = searched
     lines = output_of("tree", folder).splitlines()
     plan = result.plan
@@ -67,19 +67,19 @@ def test_a_long_tree_omits_the_branches_with_the_fewest_trials_and_counts_them(s
     assert below == int(re.match(r"\.\.\. (\d+)", roots[-1])[1]) == len(everything) - 2  # type: ignore[index]
 
 
-def test_the_tree_of_an_interrupted_search_says_so(store: Path) -> None:
+def test_tree_marks_branches_of_an_interrupted_search_as_interrupted(store: Path) -> None:
     requests = ask([trial(0, {"a": s.piecewise({0: 1, 4: 2})}, 8)], "gone")
     write_in(store, [*requests, DriverLeft(DriverId("gone"), 1.0, "gone")])
     assert "interrupted" in output_of("tree", store)
 
 
-def test_a_trial_with_a_hundred_changes_fits_on_the_screen(store: Path) -> None:
+def test_tree_does_not_indent_a_trial_with_a_hundred_changes(store: Path) -> None:
     write_in(store, ask([trial(0, {"a": s.piecewise({i: i for i in range(100)})}, 100)]))
     lines = output_of("tree", store).splitlines()
     assert len(lines) == 100 and all(line.startswith("#") for line in lines)
 
 
-def test_each_line_of_a_tree_is_below_its_parent_or_names_it(store: Path) -> None:
+def test_each_branch_in_a_tree_stands_below_its_parent_or_names_its_parent(store: Path) -> None:
     """One trial leaves at step 10 and changes often from there on; the other stays on the trunk until step 40."""
     restless = {0: 0, **{i: i for i in range(10, 60, 2)}}
     trials = [
@@ -106,7 +106,7 @@ def test_each_line_of_a_tree_is_below_its_parent_or_names_it(store: Path) -> Non
     assert seen == set(parents) and named > 10
 
 
-def test_a_tree_of_one_study_shows_only_what_its_trials_pass(searched: tuple[Path, hpstage.Result]) -> None:
+def test_tree_of_one_study_shows_only_branches_of_its_trials(searched: tuple[Path, hpstage.Result]) -> None:
     folder, result = searched
     mine = {
         node.id
