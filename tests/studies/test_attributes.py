@@ -150,7 +150,7 @@ def test_a_queued_trial_inherits_no_measured_attributes(tmp_path: Path, kind: st
 @pytest.mark.parametrize(
     "algorithm", [FullTraining(), SuccessiveHalving(2, 2), PopulationBasedTraining(3, 0.5)], ids=repr
 )
-def test_attributes_are_right_after_queueing_retrying_stopping_and_extending(
+def test_user_attributes_of_trials_are_right_after_queueing_retrying_stopping_and_extending(
     tmp_path_factory: pytest.TempPathFactory, algorithm: Algorithm, seed: int, after: int, data: st.DataObject
 ) -> None:
     """Queued, retried and copied trials, an interruption, a resumption and an extension, in one study."""
@@ -184,7 +184,9 @@ def test_attributes_are_right_after_queueing_retrying_stopping_and_extending(
         check(search(study, **options, steps=12, extend=True))
 
 
-def test_what_the_space_sets_under_the_name_of_a_metric_stays_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_user_attribute_set_by_the_space_wins_over_a_metric_of_the_same_name_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def noting(trial: optuna.Trial) -> dict[str, object]:
         trial.set_user_attr("x", "mine")
         return {"rate": trial.suggest_categorical("rate", [0.02, 0.1])}
@@ -211,7 +213,9 @@ def retried(study: optuna.Study, rate: float = 0.1, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "journal", "database"])
-def test_values_that_a_retried_trial_inherits_are_not_its_own(tmp_path: Path, kind: str) -> None:
+def test_intermediate_values_inherited_by_a_retried_trial_are_replaced_by_its_own_values(
+    tmp_path: Path, kind: str
+) -> None:
     def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         raise KeyboardInterrupt
 
@@ -229,7 +233,7 @@ def test_values_that_a_retried_trial_inherits_are_not_its_own(tmp_path: Path, ki
         assert values == first.intermediate_values
 
 
-def test_a_retried_trial_that_a_stop_withdraws_waits_again() -> None:
+def test_a_retried_trial_that_a_stop_leaves_untrained_waits_again() -> None:
     study, journal = optuna.create_study(sampler=sampler()), MemoryJournal()
     retried(study)
     retried(study, 0.02)
@@ -241,7 +245,7 @@ def test_a_retried_trial_that_a_stop_withdraws_waits_again() -> None:
 
 @pytest.mark.skipif(not hasattr(optuna.Trial, "set_constraint"), reason="since Optuna 5")
 @pytest.mark.parametrize("kind", ["memory", "journal", "database"])
-def test_an_extended_trial_has_the_constraints_and_artifacts_that_the_space_has_set(tmp_path: Path, kind: str) -> None:
+def test_an_extended_trial_keeps_the_constraints_and_artifacts_set_by_the_space(tmp_path: Path, kind: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "artifacts").mkdir()
     artifacts = optuna.artifacts.FileSystemArtifactStore(tmp_path / "artifacts")
@@ -270,7 +274,7 @@ def test_an_extended_trial_has_the_constraints_and_artifacts_that_the_space_has_
         assert files[0] == files[1] and len(files[0]) == 1
 
 
-def test_a_trial_whose_space_raises_inherits_no_measured_attributes() -> None:
+def test_a_queued_trial_whose_space_raises_inherits_no_measured_attributes() -> None:
     def raising(trial: optuna.Trial) -> dict[str, object]:
         if trial.number == 1:
             raise ZeroDivisionError

@@ -49,7 +49,7 @@ def expected(case: Case) -> optuna.Study:
 @cases
 @pytest.mark.one_in(10)
 @pytest.mark.ci_one_in(2)
-def test_the_study_is_that_of_optunas_own_loop(kind: str, sampler: str, pruner: str | None) -> None:
+def test_a_study_of_hpstage_equals_that_of_optunas_own_loop(kind: str, sampler: str, pruner: str | None) -> None:
     mine, plain = Case(kind, sampler, pruner), Case(kind, sampler, pruner)
     study = expected(plain)
     assert record(mine.in_hpstage()) == record(study)
@@ -60,7 +60,7 @@ def test_the_study_is_that_of_optunas_own_loop(kind: str, sampler: str, pruner: 
 @cases
 @pytest.mark.one_in(17)
 @pytest.mark.ci_one_in(2)
-def test_interrupted_and_resumed_it_is_still_that_study(
+def test_an_interrupted_and_resumed_study_equals_that_of_optunas_own_loop(
     kind: str, sampler: str, pruner: str | None, tmp_path: Path
 ) -> None:
     study = expected(Case(kind, sampler, pruner))
@@ -77,7 +77,7 @@ def test_interrupted_and_resumed_it_is_still_that_study(
 
 
 @pytest.mark.parametrize("pruner", ["median", "threshold", "nop"])
-def test_the_pruner_decides_about_intermediate_nan_as_in_optuna(pruner: str) -> None:
+def test_a_pruner_decides_about_intermediate_nan_as_in_optuna(pruner: str) -> None:
     study = Case("nan", "random", pruner).in_hpstage()
     assert record(study) == record(Case("nan", "random", pruner).in_optuna())
     found = {trial.state for trial in study.trials for value in trial.intermediate_values.values() if isnan(value)}
@@ -96,7 +96,9 @@ def resumed(kind: str, sampler: str, interruption: Interruption, folder: Path) -
 @pytest.mark.parametrize("sampler", ["brute-force", "gp", "qmc-sobol", "nsga-ii", "grid", "own", "noting"])
 @pytest.mark.one_in(3)
 @pytest.mark.ci_one_in(2)
-def test_a_proposal_that_is_cut_off_is_made_again(place: str, number: int, sampler: str, tmp_path: Path) -> None:
+def test_an_interrupted_proposal_is_made_again_as_in_an_uninterrupted_study(
+    place: str, number: int, sampler: str, tmp_path: Path
+) -> None:
     study = expected(Case("constraints", sampler))
     assert record(resumed("constraints", sampler, Interruption(place, number), tmp_path)) == record(study)
 
@@ -104,7 +106,9 @@ def test_a_proposal_that_is_cut_off_is_made_again(place: str, number: int, sampl
 @pytest.mark.parametrize("place", ["before", "after"])
 @pytest.mark.parametrize("number", [0, 1, 2, 3])
 @pytest.mark.one_in(3)
-def test_a_queued_trial_that_is_cut_off_is_made_again(place: str, number: int, tmp_path: Path) -> None:
+def test_an_interrupted_queued_trial_is_made_again_as_in_an_uninterrupted_study(
+    place: str, number: int, tmp_path: Path
+) -> None:
     study = expected(Case("enqueue", "random"))
     assert record(resumed("enqueue", "random", Interruption(place, number), tmp_path)) == record(study)
 
@@ -125,7 +129,7 @@ class Mortal(JournalStorage):
 
 @pytest.mark.parametrize("at", [1, 3])
 @pytest.mark.parametrize("pruner", ["halving", "hyperband"])
-def test_a_decision_to_prune_holds_whenever_the_process_dies(pruner: str, at: int, tmp_path: Path) -> None:
+def test_a_decision_to_prune_survives_the_death_of_the_process(pruner: str, at: int, tmp_path: Path) -> None:
     study = Case("conditional", "random", pruner).in_optuna()
     with pytest.raises(KeyboardInterrupt):
         Case("conditional", "random", pruner).in_hpstage(Mortal(tmp_path, at), tmp_path / "plan")
@@ -137,12 +141,12 @@ def test_a_decision_to_prune_holds_whenever_the_process_dies(pruner: str, at: in
 @pytest.mark.parametrize("kind", ["grid", "conditional", "constraints", "objectives"])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.one_in(13)
-def test_with_several_open_trials_the_sampler_proposes_as_in_optunas_ask_and_tell(kind: str, sampler: str) -> None:
+def test_a_sampler_proposes_as_in_optunas_ask_and_tell_with_several_unfinished_trials(kind: str, sampler: str) -> None:
     study = expected(Case(kind, sampler, window=3))
     assert record(Case(kind, sampler, window=3).in_hpstage()) == record(study)
 
 
-def test_neither_loop_prunes_with_several_objectives() -> None:
+def test_optuna_and_hpstage_both_refuse_to_prune_with_several_objectives() -> None:
     with pytest.raises(NotImplementedError):
         Case("objectives", "random", "median").in_optuna()
     with pytest.raises(UsageError, match="OptunaPruner compares trials by one value"):

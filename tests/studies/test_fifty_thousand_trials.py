@@ -54,7 +54,7 @@ def space(trial: optuna.Trial) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_all_states_of_fifty_thousand_trials_are_as_they_were_saved(tmp_path: Path) -> None:
+def test_every_saved_state_of_fifty_thousand_trials_has_its_exact_content(tmp_path: Path) -> None:
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     result = hpstage.optimize(
         study,

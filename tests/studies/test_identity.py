@@ -54,7 +54,7 @@ def ask(
 
 @pytest.mark.ci
 @pytest.mark.parametrize("make", [database, journal])
-def test_two_processes_that_look_at_the_same_time_read_the_same_identity(
+def test_two_processes_at_the_same_time_read_the_same_identity_of_a_new_study(
     make: Callable[[Path], BaseStorage], tmp_path: Path
 ) -> None:
     optuna.create_study(study_name="x", storage=make(tmp_path))

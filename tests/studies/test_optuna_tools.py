@@ -95,7 +95,7 @@ def as_in_optuna(study: optuna.Study) -> optuna.Study:
     ],
     ids=["full", "full-every-3", "halving", "asha", "pruner"],
 )
-def test_pictures_equal_those_of_trials_trained_without_sharing(
+def test_optuna_plots_equal_those_of_trials_trained_without_sharing(
     plots: Any, algorithm: Algorithm, options: dict[str, Any]
 ) -> None:
     study = create(pruner=optuna.pruners.MedianPruner(n_startup_trials=3))
@@ -114,7 +114,7 @@ def test_pictures_equal_those_of_trials_trained_without_sharing(
         assert len({line[0] for line in lines}) == 1 and len({len(line) for line in lines}) > 1
 
 
-def test_members_of_a_population_are_drawn_from_the_step_at_which_they_were_forked(plots: Any) -> None:
+def test_optuna_plots_draw_forked_trials_from_the_step_of_their_fork(plots: Any) -> None:
     study = create()
     search(study, n_trials=6, algorithm=PopulationBasedTraining(2))
     forked = {trial.number: trial for trial in study.trials if "hpstage:forked_at" in trial.user_attrs}
@@ -135,14 +135,14 @@ def test_max_trials_callback_ends_at_its_number_with_a_window_of_one() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [FullTraining(), SuccessiveHalving(2, 2), ASHA(2, 2)], ids=repr)
-def test_max_trials_callback_leaves_no_trial_open(algorithm: Algorithm) -> None:
+def test_max_trials_callback_leaves_no_unfinished_trial(algorithm: Algorithm) -> None:
     study = create()
     search(study, n_trials=30, callbacks=[MaxTrialsCallback(5)], algorithm=algorithm)
     states = [trial.state for trial in study.trials]
     assert states.count(TrialState.COMPLETE) >= 5 and all(state.is_finished() for state in states)
 
 
-def test_max_trials_callback_that_was_reached_adds_at_most_the_window_to_a_study(tmp_path: Path) -> None:
+def test_each_call_after_max_trials_callback_was_reached_adds_one_trial_with_a_window_of_one(tmp_path: Path) -> None:
     """Callbacks are called after a trial: in Optuna, too, each further call makes one more."""
     study = create()
     for _ in range(3):
@@ -155,7 +155,7 @@ def terminator(stagnation: int = 4) -> TerminatorCallback:
     return TerminatorCallback(Terminator(improvement, StaticErrorEvaluator(0), min_n_trials=5))
 
 
-def test_a_terminator_stops_where_it_stops_optunas_own_loop() -> None:
+def test_a_terminator_callback_stops_at_the_same_trial_as_in_optunas_own_loop() -> None:
     study, plain = create(), create()
     search(study, n_trials=60, callbacks=[terminator()], algorithm=FullTraining(window=1))
     plain.optimize(lambda trial: alone(space(trial), STEPS).score, n_trials=60, callbacks=[terminator()])
@@ -186,7 +186,7 @@ class OfMetrics(BaseErrorEvaluator):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_a_terminator_goes_by_scores_of_folds_that_are_metrics() -> None:
+def test_a_terminator_callback_can_use_cross_validation_scores_that_are_metrics() -> None:
     def stop(error: BaseErrorEvaluator) -> TerminatorCallback:
         return TerminatorCallback(Terminator(BestValueStagnationEvaluator(4), error, min_n_trials=5))
 
@@ -203,14 +203,14 @@ def test_a_terminator_goes_by_scores_of_folds_that_are_metrics() -> None:
     assert [(t.params, t.value) for t in study.trials] == [(t.params, t.value) for t in plain.trials]
 
 
-def test_trials_are_pruned_by_one_metric_under_constraints_of_others() -> None:
+def test_trials_of_a_study_with_constraints_can_be_pruned() -> None:
     study = create()
     search(study, algorithm=SuccessiveHalving(2, 2), constraints=lambda metrics: {"score": metrics["score"] - 4})
     assert {TrialState.PRUNED, TrialState.COMPLETE} == {trial.state for trial in study.trials}
     assert all(trial.constraints.keys() == {"score"} for trial in study.trials if hasattr(trial, "constraints"))
 
 
-def test_a_terminator_that_lacks_its_scores_raises_and_the_same_call_without_it_continues() -> None:
+def test_a_terminator_callback_without_scores_raises_and_the_search_can_be_continued() -> None:
     study, journal = create(), MemoryJournal()
     with pytest.raises(ValueError, match="Cross-validation scores have not been reported"):
         search(study, n_trials=24, callbacks=[TerminatorCallback()], store=journal)
@@ -260,7 +260,9 @@ def test_a_stale_trial_of_optunas_own_loop_is_failed_and_trained_again(tmp_path:
 
 
 @pytest.mark.ci
-def test_open_trials_of_an_interrupted_search_are_not_stale_and_its_next_call_continues_them(tmp_path: Path) -> None:
+def test_unfinished_trials_of_an_interrupted_search_are_not_stale_and_the_next_call_resumes_them(
+    tmp_path: Path,
+) -> None:
     def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         raise KeyboardInterrupt
 
@@ -290,7 +292,7 @@ def served(study: optuna.Study, path: str) -> str:
     return body.decode()
 
 
-def test_the_dashboard_shows_a_study_while_it_runs(tmp_path: Path) -> None:
+def test_optuna_dashboard_shows_a_study_while_it_runs(tmp_path: Path) -> None:
     """Every answer has the trials as they are at that moment, those that run with the values that they have."""
     seen: list[dict[str, int]] = []
 
@@ -314,7 +316,7 @@ def test_the_dashboard_shows_a_study_while_it_runs(tmp_path: Path) -> None:
     assert len(seen) == 12 and any(one["running"] for one in seen)
 
 
-def test_the_dashboard_shows_trials_that_the_space_rejected(tmp_path: Path) -> None:
+def test_optuna_dashboard_shows_trials_that_the_space_rejected(tmp_path: Path) -> None:
     def picky(trial: optuna.Trial) -> dict[str, Any]:
         found = space(trial)
         if trial.number % 2:
@@ -327,7 +329,7 @@ def test_the_dashboard_shows_trials_that_the_space_rejected(tmp_path: Path) -> N
     assert [one["state"] for one in shown] == ["Complete", "Pruned"] * 2
 
 
-def test_the_file_of_a_best_model_is_an_artifact_of_the_study(tmp_path: Path) -> None:
+def test_the_best_model_can_be_uploaded_as_an_artifact_of_the_study(tmp_path: Path) -> None:
     """Optuna gives none to a trial that is over."""
     study = create(storage=f"sqlite:///{tmp_path / 'study.db'}")
     result = search(study, n_trials=4, store=tmp_path / "store")

@@ -69,7 +69,7 @@ def test_a_queued_trial_has_the_attributes_of_the_process_that_runs_it(moment: s
     assert attributes(trials[mine.number]) == ONE and attributes(trials[theirs.number]) == OTHER
 
 
-def test_a_queued_trial_is_not_lost_if_its_process_dies_as_it_takes_it(tmp_path: Path) -> None:
+def test_a_queued_trial_is_not_lost_if_a_process_dies_while_it_takes_the_trial(tmp_path: Path) -> None:
     def die() -> None:
         raise KeyboardInterrupt
 

@@ -64,7 +64,7 @@ def interrupt_after(number: int) -> Any:
 # --- resuming -------------------------------------------------------------------------------------------------
 
 
-def test_what_ctrl_c_has_left_can_be_looked_at_and_resumed() -> None:
+def test_a_study_stopped_by_ctrl_c_can_be_inspected_and_resumed() -> None:
     study, journal = create(), MemoryJournal()
     with pytest.raises(KeyboardInterrupt):
         search(study, store=journal, callbacks=[interrupt_after(3)], algorithm=FullTraining(window=1))
@@ -76,7 +76,7 @@ def test_what_ctrl_c_has_left_can_be_looked_at_and_resumed() -> None:
 
 
 @pytest.mark.parametrize(("seed", "repeats"), [(1, True), (2, False)])
-def test_a_further_call_with_a_sampler_of_the_same_seed_says_that_it_repeats_trials(
+def test_a_second_call_warns_if_a_sampler_of_the_same_seed_repeats_trials(
     seed: int, repeats: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A script that was run to its end and is run again makes a new sampler."""
@@ -109,7 +109,7 @@ def test_trials_with_equal_parameters_are_trained_once_and_have_one_value() -> N
     assert result.savings.steps_unique == 3 * 3 + 6 * 3  # what differs from step 3 on has its first three in common
 
 
-def test_a_point_of_a_grid_that_is_queued_too_is_trained_once() -> None:
+def test_a_grid_point_that_is_also_queued_is_trained_once() -> None:
     grid = {"a": [1, 2, 3], "late": [1, 2]}
     study = create(sampler=GridSampler(grid, seed=0))
     study.enqueue_trial({"a": 1, "late": 1})
@@ -118,7 +118,7 @@ def test_a_point_of_a_grid_that_is_queued_too_is_trained_once() -> None:
     assert result.savings.steps_unique == 3 * 3 + 6 * 3
 
 
-def test_a_trial_that_is_retried_takes_no_point_of_a_grid() -> None:
+def test_a_retried_trial_uses_up_no_point_of_a_grid() -> None:
     retry: Any = getattr(storages, "RetryHeartbeatStaleTrialCallback", None) or storages.RetryFailedTrialCallback
     study = create(sampler=GridSampler({"a": [1, 2, 3], "late": [1, 2]}, seed=0))
     trial = study.ask()
@@ -130,7 +130,7 @@ def test_a_trial_that_is_retried_takes_no_point_of_a_grid() -> None:
     assert len(set(found)) == 6
 
 
-def test_a_queued_value_out_of_its_range_is_used_as_by_optuna() -> None:
+def test_a_queued_value_out_of_its_range_is_used_as_in_optuna() -> None:
     study = create()
     study.enqueue_trial({"a": 9, "late": 2})
     with pytest.warns(UserWarning, match="out of range"):
@@ -139,7 +139,7 @@ def test_a_queued_value_out_of_its_range_is_used_as_by_optuna() -> None:
 
 
 @pytest.mark.parametrize("value", ["text", None])
-def test_a_queued_value_of_another_kind_fails_its_trial_with_the_reason_and_no_other(value: Any) -> None:
+def test_a_queued_value_of_an_invalid_type_fails_only_its_trial_with_the_reason(value: Any) -> None:
     study = create()
     study.enqueue_trial({"a": value, "late": 2})
     search(study, n_trials=3)
@@ -163,7 +163,7 @@ class Infinite(Tape):
         return {"score": {1: -math.inf, 2: math.nan, 3: 1.0}[int(self.a)], "loss": 1.0}  # type: ignore[arg-type]
 
 
-def test_a_database_holds_values_that_are_not_finite(tmp_path: Path) -> None:
+def test_a_database_stores_infinite_values_and_a_nan_value_fails_its_trial(tmp_path: Path) -> None:
     study = create(storage=f"sqlite:///{tmp_path / 'study.db'}", sampler=GridSampler({"a": [1, 2, 3], "late": [1]}))
     search(study, trainable=Infinite(), n_trials=None, evaluate_every=2)
     found = {trial.params["a"]: (trial.state, trial.values) for trial in study.trials}
@@ -175,7 +175,7 @@ def test_a_database_holds_values_that_are_not_finite(tmp_path: Path) -> None:
     assert study.best_value == 1.0
 
 
-def test_constraints_are_those_of_trials_that_have_metrics() -> None:
+def test_a_constraints_func_that_reads_metrics_works_in_a_study_with_failed_trials() -> None:
     """A trial that failed has none to compute them from."""
 
     def too_large(trial: FrozenTrial) -> tuple[float]:
@@ -213,7 +213,7 @@ def test_constraints_that_cannot_be_computed_are_named(wrong: Any) -> None:
         search(create(), space, Tape(), n_trials=3, constraints=wrong)
 
 
-def test_a_space_may_prune_under_several_objectives() -> None:
+def test_a_space_may_prune_trials_of_a_study_with_several_objectives() -> None:
     def picky(trial: optuna.Trial) -> dict[str, Any]:
         found = space(trial)
         if trial.params["a"] == 2:
@@ -242,7 +242,7 @@ def test_a_study_with_only_pruned_trials_has_no_best_trial_and_a_warning(caplog:
 # --- names and places -----------------------------------------------------------------------------------------
 
 
-def test_names_may_have_spaces_and_letters_of_any_script(tmp_path: Path) -> None:
+def test_names_of_studies_stores_and_parameters_may_have_spaces_and_any_letters(tmp_path: Path) -> None:
     folder = tmp_path / "my results (final) ü 日本"
     folder.mkdir()
     study = create(study_name="a/b: c* ö 日本", storage=f"sqlite:///{folder / 'study.db'}")
@@ -266,7 +266,7 @@ def test_a_trial_may_have_a_hundred_parameters_with_long_names_and_values(tmp_pa
     assert states(study) == [TrialState.COMPLETE] * 2 and result.load(1).metrics["score"] == study.trials[1].value
 
 
-def test_a_store_is_moved_with_its_models(tmp_path: Path) -> None:
+def test_a_moved_store_keeps_its_results_and_models(tmp_path: Path) -> None:
     study = create()
     search(study, store=tmp_path / "here", n_trials=3)
     shutil.move(tmp_path / "here", tmp_path / "there")
@@ -276,7 +276,7 @@ def test_a_store_is_moved_with_its_models(tmp_path: Path) -> None:
     assert result.load(0).metrics["score"] == study.trials[0].value
 
 
-def test_a_relative_store_is_that_of_the_folder_in_which_the_search_began(
+def test_a_relative_store_path_refers_to_the_folder_in_which_the_search_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -297,7 +297,9 @@ class Moving(Tape):
         super().train(step, hp)
 
 
-def test_training_that_changes_the_folder_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_that_changes_the_working_directory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was trained before in the process would decide which folder a relative path means."""
     (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -322,7 +324,7 @@ class Experiment:
             run.report(score=tape.score)
 
 
-def test_a_method_of_an_object_is_a_training_function() -> None:
+def test_a_bound_method_can_be_a_training_function() -> None:
     study = create()
     search(study, trainable=Experiment(2.0).train)
     for trial in study.trials:

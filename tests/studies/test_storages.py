@@ -85,7 +85,7 @@ def outcome(study: optuna.Study) -> list[tuple[object, ...]]:
 @pytest.mark.ci
 @pytest.mark.parametrize("algorithm", [SuccessiveHalving(2, 2), PopulationBasedTraining(2)], ids=repr)
 @pytest.mark.one_in(3)
-def test_every_storage_holds_the_same_study(storage: BaseStorage, algorithm: Any) -> None:
+def test_every_optuna_storage_holds_the_same_study(storage: BaseStorage, algorithm: Any) -> None:
     # Numbers differ by nothing but what storages store: seconds are not compared.
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a repeated report would warn
@@ -104,7 +104,9 @@ def test_every_storage_holds_the_same_study(storage: BaseStorage, algorithm: Any
 
 @pytest.mark.parametrize("algorithm", [SuccessiveHalving(2, 2), Hyperband(2, 2), ASHA(2, 2)], ids=repr)
 @pytest.mark.one_in(4)
-def test_numbers_written_to_the_study_add_up_to_those_of_the_plan(storage: BaseStorage, algorithm: Any) -> None:
+def test_steps_written_to_the_trials_of_a_study_add_up_to_those_of_the_plan(
+    storage: BaseStorage, algorithm: Any
+) -> None:
     result = run(create(storage), Tape(), algorithm=algorithm)
     trials = optuna.load_study(study_name="x", storage=storage).trials
     assert sum(trial.user_attrs["hpstage:steps"] for trial in trials) == result.savings.steps_asked
@@ -117,7 +119,7 @@ def test_numbers_written_to_the_study_add_up_to_those_of_the_plan(storage: BaseS
         assert isinstance(seconds, float) and (seconds == 0) >= (trial.user_attrs["hpstage:steps_shared"] == 0)
 
 
-def test_what_is_written_is_shown_by_optunas_own_pictures(tmp_path: Path) -> None:
+def test_optuna_plots_and_data_frames_work_on_a_study_of_hpstage(tmp_path: Path) -> None:
     study = create(sqlite_storage(tmp_path))
     run(study, Tape(), algorithm=SuccessiveHalving(2, 2), space=lambda trial: space(trial) | {"c": 1.0})
     with warnings.catch_warnings():
@@ -154,7 +156,7 @@ def once_missed(caplog: pytest.LogCaptureFixture, act: Callable[[], None]) -> th
     return thread
 
 
-def test_a_redis_server_that_is_killed_and_restarted_costs_nothing(
+def test_a_killed_and_restarted_redis_storage_does_not_change_the_study(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     back: list[threading.Thread] = []
@@ -175,7 +177,9 @@ def test_a_redis_server_that_is_killed_and_restarted_costs_nothing(
     assert caplog.text.count("is back after") == 2
 
 
-def test_a_database_that_is_locked_for_a_while_costs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_temporarily_locked_database_does_not_change_the_study(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     study = create(sqlite_storage(tmp_path, timeout=0.05))
 
     def lock(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
@@ -194,7 +198,7 @@ def test_a_database_that_is_locked_for_a_while_costs_nothing(tmp_path: Path, cap
     assert outcome(study) == undisturbed(algorithm=algorithm)
 
 
-def test_a_storage_that_stays_away_ends_the_call_with_the_remedy_and_the_next_call_continues(
+def test_an_unreachable_storage_ends_the_call_with_the_remedy_and_the_next_call_resumes(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = create(redis_storage(redis_server))
@@ -215,7 +219,9 @@ def test_a_storage_that_stays_away_ends_the_call_with_the_remedy_and_the_next_ca
     assert outcome(study) == undisturbed(algorithm=algorithm)
 
 
-def test_a_study_deleted_during_its_search_is_named_and_nothing_is_trained_again(storage: BaseStorage) -> None:
+def test_deleting_a_study_during_its_search_raises_an_error_and_a_new_study_can_be_searched(
+    storage: BaseStorage,
+) -> None:
     def delete(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         if storage.get_all_studies():
             optuna.delete_study(study_name="x", storage=storage)
@@ -230,7 +236,7 @@ def test_a_study_deleted_during_its_search_is_named_and_nothing_is_trained_again
     assert all(trial.state.is_finished() for trial in again.trials)
 
 
-def test_a_full_disk_under_a_database_is_named_and_the_next_call_continues(tmp_path: Path) -> None:
+def test_a_full_disk_under_a_database_raises_an_error_and_the_next_call_resumes(tmp_path: Path) -> None:
     storage = sqlite_storage(tmp_path)
     study = create(storage)
     limits = [0]
@@ -254,7 +260,9 @@ def test_a_full_disk_under_a_database_is_named_and_the_next_call_continues(tmp_p
 
 
 @pytest.mark.parametrize("room", [1, 100, 1000])
-def test_a_full_disk_under_a_journal_is_named_and_the_next_call_continues(tmp_path: Path, room: int) -> None:
+def test_a_full_disk_under_an_optuna_journal_raises_an_error_and_the_next_call_resumes(
+    tmp_path: Path, room: int
+) -> None:
     path, store = tmp_path / "optuna.log", MemoryJournal()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -276,7 +284,7 @@ def test_a_full_disk_under_a_journal_is_named_and_the_next_call_continues(tmp_pa
     assert outcome(study()) == outcome(expected)
 
 
-def test_half_a_line_at_the_end_of_a_journal_is_removed(tmp_path: Path) -> None:
+def test_half_a_line_at_the_end_of_an_optuna_journal_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "optuna.log"
     study = create(JournalStorage(JournalFileBackend(str(path))))
     with path.open("a") as file:
@@ -287,7 +295,7 @@ def test_half_a_line_at_the_end_of_a_journal_is_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-def test_a_storage_that_answers_and_refuses_to_write_ends_the_call_with_the_remedy(
+def test_a_storage_that_can_only_be_read_ends_the_call_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hpstage.search.call.patient", partial(patient, patience=1.0))
@@ -303,7 +311,7 @@ def test_a_storage_that_answers_and_refuses_to_write_ends_the_call_with_the_reme
     other.close()
 
 
-def test_errors_of_the_users_space_are_not_taken_for_the_storages(storage: BaseStorage) -> None:
+def test_an_os_error_of_the_space_is_not_mistaken_for_a_storage_error(storage: BaseStorage) -> None:
     calls: list[int] = []
 
     def broken(trial: optuna.Trial) -> dict[str, object]:
@@ -354,7 +362,7 @@ class Flaky(JournalStorage):
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("kind", ["pbt", "grid", "queued"])
 @pytest.mark.one_in(3)
-def test_a_call_that_fails_anywhere_takes_effect_once(
+def test_a_storage_call_that_fails_once_is_retried_and_takes_effect_once(
     tmp_path: Path, kind: str, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hpstage.optuna.patient_storage._PAUSES", (0.001, 0.001))
@@ -382,7 +390,7 @@ def test_a_call_that_fails_anywhere_takes_effect_once(
         assert play(tmp_path / f"{at}", at)[0] == expected, f"call {at} of {calls}"
 
 
-def test_two_studies_of_one_name_live_on_one_store() -> None:
+def test_two_studies_of_the_same_name_can_share_a_store() -> None:
     journal = MemoryJournal()
     for seed in (1, 2):
         study = create(InMemoryStorage())
@@ -395,7 +403,7 @@ def test_two_studies_of_one_name_live_on_one_store() -> None:
 
 @pytest.mark.parametrize("algorithm", [SuccessiveHalving(2, 2), PopulationBasedTraining(2)], ids=repr)
 @pytest.mark.one_in(3)
-def test_a_grid_is_searched_and_extended_under_every_algorithm(storage: BaseStorage, algorithm: Any) -> None:
+def test_a_grid_can_be_searched_extended_and_replaced_on_every_storage(storage: BaseStorage, algorithm: Any) -> None:
     journal = MemoryJournal()
     study = create(storage)
     study.sampler = optuna.samplers.GridSampler({"a": [1, 2, 3], "late": [1, 2], "b": [0.5]}, seed=0)
@@ -409,7 +417,7 @@ def test_a_grid_is_searched_and_extended_under_every_algorithm(storage: BaseStor
 
 
 @pytest.mark.one_in(2)
-def test_user_attributes_of_a_trial_are_copied_to_its_replacement(storage: BaseStorage) -> None:
+def test_user_attributes_of_a_trial_are_copied_to_its_extension(storage: BaseStorage) -> None:
     def marked(trial: optuna.Trial) -> dict[str, object]:
         if isinstance(trial, optuna.Trial):
             trial.set_user_attr("mine", trial.number)
