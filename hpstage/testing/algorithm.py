@@ -116,9 +116,7 @@ class AlgorithmContract:
             ends = set(smooth.play(algorithm).ends.values())
             assert "complete" in ends, "no trial failed, but none is complete, so there is no best trial"
 
-    def test_without_a_number_of_trials_a_search_goes_on_until_it_is_stopped_or_is_refused(
-        self, algorithm: Algorithm
-    ) -> None:
+    def test_a_search_without_n_trials_continues_until_it_is_stopped_or_is_refused(self, algorithm: Algorithm) -> None:
         endless = Setting(steps=self.steps, n_trials=None, maximize=False, adaptive=False)
         try:
             algorithm.check(endless)
@@ -128,7 +126,7 @@ class AlgorithmContract:
             len(play(algorithm, endless, lambda index, step: float(index * step % 7), stop_after=300).reported) >= 300
         )
 
-    def test_decisions_are_a_function_of_what_was_reported(self, algorithm: Algorithm) -> None:
+    def test_decisions_depend_only_on_the_reported_results(self, algorithm: Algorithm) -> None:
         """Global generators, and other searches by the same algorithm object, have no influence."""
         for scene in self._scenes(algorithm):
             first = scene.play(algorithm)
@@ -151,12 +149,12 @@ class AlgorithmContract:
                 )
                 assert again.proposed_after[ahead:] == expected.proposed_after[ahead:]
 
-    def test_to_maximize_is_to_minimize_what_is_left_below_zero(self, algorithm: Algorithm) -> None:
+    def test_maximizing_values_decides_like_minimizing_their_negatives(self, algorithm: Algorithm) -> None:
         for scene in self._scenes(algorithm):
             other = replace(scene, setting=replace(scene.setting, maximize=not scene.setting.maximize))
             assert scene.play(algorithm) == other.play(algorithm, sign=-1)
 
-    def test_its_repr_distinguishes_it_from_others_and_stays_as_it_is(self, algorithm: Algorithm) -> None:
+    def test_the_repr_of_an_algorithm_names_its_class_and_does_not_change(self, algorithm: Algorithm) -> None:
         before = repr(algorithm)
         assert type(algorithm).__name__ in before
         assert " at 0x" not in before

@@ -105,7 +105,9 @@ class CheckpointContract:
         store.save(KEY, example_state(), step=3, parent=None)
         store.verify(KEY)
 
-    def test_a_place_has_one_name_which_its_copies_prove(self, open_store: Callable[[], CheckpointStore]) -> None:
+    def test_the_identity_of_a_store_is_stable_and_proven_by_its_copies(
+        self, open_store: Callable[[], CheckpointStore]
+    ) -> None:
         store = open_store()
         store.prove()  # a location without a name proves nothing
         name = store.identity()
@@ -154,7 +156,7 @@ class CheckpointContract:
         store.delete(OTHER)
         assert store.usage() == Usage(checkpoints=1, bytes=sizes[KEY])
 
-    def test_a_log_outlives_its_checkpoint_and_is_none_of_the_checkpoints(self, store: CheckpointStore) -> None:
+    def test_a_log_outlives_its_checkpoint_and_does_not_count_as_a_checkpoint(self, store: CheckpointStore) -> None:
         log = StageLog(2, 3, {"loss": Series([2], [math.inf])}, "printed\n", 7)
         with pytest.raises(CheckpointMissing, match=KEY):
             store.load_log(KEY)
@@ -221,7 +223,9 @@ class CheckpointContract:
         copy = pickle.loads(pickle.dumps(store))  # noqa: S301 - made in the line itself
         assert copy.load(KEY) == {"a": 1}
 
-    def test_what_states_have_in_common_may_be_stored_once(self, open_store: Callable[[], CheckpointStore]) -> None:
+    def test_equal_tensors_of_several_states_may_be_stored_once(
+        self, open_store: Callable[[], CheckpointStore]
+    ) -> None:
         store = open_store()
         store.meet(_tuned(0))
         kept = [store.save(key, _tuned(number), step=number, parent=None) for number, key in enumerate((KEY, OTHER), 1)]

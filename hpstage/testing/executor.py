@@ -45,7 +45,7 @@ class ExecutorContract(Audits):
 
     # --- opening and closing ------------------------------------------------------------------------------
 
-    def test_opening_returns_what_the_workers_are_and_the_pool_they_are_of(
+    def test_opening_an_executor_describes_its_workers_and_their_pool(
         self, make_executor: Callable[[], Executor], tmp_path: Path
     ) -> None:
         """The checkpoint store may be set later, since it may depend on the reported environment."""
@@ -60,7 +60,7 @@ class ExecutorContract(Audits):
         finally:
             executor.close()
 
-    def test_what_cannot_be_trained_is_refused_before_anything_is(self, open_executor: Open) -> None:
+    def test_an_object_that_cannot_be_trained_is_refused_when_the_executor_is_opened(self, open_executor: Open) -> None:
         if not self.trains:
             pytest.skip("this executor does not train")
         with pytest.raises(UsageError):
@@ -120,7 +120,7 @@ class ExecutorContract(Audits):
         assert times == sorted(times)
         assert executor.wait(0.0) == []
 
-    def test_only_what_a_boundary_requests_is_done_there(self, executor: Executor) -> None:
+    def test_a_boundary_evaluates_and_saves_only_if_requested(self, executor: Executor) -> None:
         bare = replace(boundary(5), evaluate=False, keep=False)
         executor.start(self.first(executor), replace(chain("c", 10), boundaries=(bare, replace(bare, step=10))))
         reports = ended(executor, "c")
@@ -142,7 +142,7 @@ class ExecutorContract(Audits):
             ]
             assert [report for report in reports if chain_of(report) == name][-1] == outcome(reports, name)
 
-    def test_a_chain_goes_on_from_a_kept_state_wherever_that_was_trained(self, executor: Executor) -> None:
+    def test_a_chain_continues_from_a_saved_state_whichever_worker_trained_it(self, executor: Executor) -> None:
         everyone = self.everyone(executor)
         executor.start(everyone[0], chain("a", 10))
         ended(executor, "a")
@@ -163,7 +163,7 @@ class ExecutorContract(Audits):
         assert [(r.start, r.step) for r in passed] == [(10, 10), (10, 20)]
         self._check_total(passed[0].metrics, 10.0)
 
-    def test_states_that_are_expected_next_fail_nothing_if_they_are_not_there(self, executor: Executor) -> None:
+    def test_expecting_a_state_that_does_not_exist_fails_no_chain(self, executor: Executor) -> None:
         everyone = self.everyone(executor)
         executor.start(everyone[0], chain("a", 10))
         ended(executor, "a")
@@ -175,7 +175,7 @@ class ExecutorContract(Audits):
         executor.expect(everyone[-1], [])
         self._check_works(executor, everyone[-1])
 
-    def test_a_source_that_is_not_kept_ends_its_chain_as_unreadable_and_leaves_the_worker(
+    def test_a_chain_from_a_missing_state_ends_as_unreadable_and_its_worker_stays_usable(
         self, executor: Executor
     ) -> None:
         worker = self.first(executor)
@@ -236,7 +236,7 @@ class ExecutorContract(Audits):
         assert end.wasted_steps == end.step - 10
         self._check_works(executor, worker)
 
-    def test_a_running_chain_keeps_states_by_itself_and_the_one_at_which_it_is_stopped(
+    def test_a_running_chain_saves_states_at_its_interval_and_the_state_at_which_it_is_stopped(
         self, executor: Executor
     ) -> None:
         """The chain itself chooses the states to save, since steps may be faster than messages."""
@@ -277,7 +277,7 @@ class ExecutorContract(Audits):
             executor.stop(ChainId(f"c{number}"))
             assert outcome(ended(executor, f"c{number}"), f"c{number}").outcome == "stopped"
 
-    def test_orders_to_a_chain_that_is_over_or_never_was_are_passed_over(self, executor: Executor) -> None:
+    def test_orders_to_an_ended_or_unknown_chain_are_ignored(self, executor: Executor) -> None:
         worker = self.first(executor)
         executor.start(worker, chain("over", 3))
         ended(executor, "over")
@@ -320,7 +320,7 @@ class ExecutorContract(Audits):
         assert reached(reports, "bad") == []
         self._check_works(executor, worker)
 
-    def test_an_error_in_evaluate_is_reported_where_it_came_and_training_goes_on(self, executor: Executor) -> None:
+    def test_an_error_in_evaluate_is_reported_at_its_boundary_and_training_continues(self, executor: Executor) -> None:
         self._need_training()
         executor.start(self.first(executor), chain("c", 10, 5, x="boom in evaluate"))
         reports = ended(executor, "c")
@@ -332,7 +332,7 @@ class ExecutorContract(Audits):
         ]
         assert outcome(reports, "c").outcome == "done"
 
-    def test_a_metric_that_is_no_number_is_reported_as_such(self, executor: Executor) -> None:
+    def test_a_metric_that_is_nan_is_reported_as_nan(self, executor: Executor) -> None:
         self._need_training()
         executor.start(self.first(executor), chain("c", 3, x="nan"))
         [last] = reached(ended(executor, "c"), "c")

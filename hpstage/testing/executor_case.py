@@ -167,7 +167,7 @@ class Audits(ExecutorCase):
         assert end.where
         self._check_works(executor, worker)
 
-    def test_an_audit_from_a_state_that_is_gone_says_nothing(self, executor: Executor) -> None:
+    def test_an_audit_from_a_missing_state_ends_without_a_verdict(self, executor: Executor) -> None:
         self._need_training()
         worker = self._auditor(executor)
         audit = self._audit(executor, worker)

@@ -76,7 +76,7 @@ class JournalContract(Leases):
         assert store.read() == [b"a", b"b"]
         assert store.append([b"c", b"d"], expect=after_a.after([b"b"])) == 2
 
-    def test_read_goes_on_behind_a_cursor(self, store: Journal) -> None:
+    def test_read_on_continues_after_a_cursor(self, store: Journal) -> None:
         records = [b"0", b"", b"2", b"\xff\x00"]
         store.append(records[:1])
         store.append(records[1:])
@@ -86,7 +86,9 @@ class JournalContract(Leases):
                 found = records[position : None if limit is None else position + limit]
                 assert store.read_on(cursor, limit) == (found, cursor.after(found))
 
-    def test_whoever_has_read_other_records_than_are_there_is_refused_and_changes_nothing(self, store: Journal) -> None:
+    def test_a_cursor_of_other_records_than_the_journal_holds_is_refused_and_changes_nothing(
+        self, store: Journal
+    ) -> None:
         there = [b"a", b"", b"ab", b"a"]
         store.append(there)
         for passed in chain.from_iterable(product([b"", b"a", b"ab"], repeat=length) for length in range(6)):
@@ -216,7 +218,7 @@ class JournalContract(Leases):
 
     # --- together -----------------------------------------------------------------------------------------
 
-    def test_a_snapshot_is_no_record_and_waits_for_no_lease(self, store: Journal) -> None:
+    def test_a_snapshot_adds_no_record_and_needs_no_lease(self, store: Journal) -> None:
         store.append([b"a"])
         assert store.acquire("a", "me", 100) is not None
         store.write_snapshot(b"snapshot")
@@ -276,7 +278,7 @@ class JournalContract(Leases):
         with pytest.raises(HistoryChanged):
             store.append([b"x"], expect=Cursor().after([b"b"]), fences={"a": token})
 
-    def test_nobody_commits_after_the_one_who_took_his_lease(self, open_store: Callable[[], Journal]) -> None:
+    def test_appends_under_a_lease_are_in_the_order_of_its_tokens(self, open_store: Callable[[], Journal]) -> None:
         committed: set[int] = set()
         until = time.monotonic() + _PATIENCE
 

@@ -47,7 +47,7 @@ class Leases:
         if not self.between_processes:
             pytest.skip("the journal is in one process, so that closing a handle may close all")
 
-    def test_what_nobody_holds_can_be_acquired(self, store: Journal) -> None:
+    def test_a_free_lease_can_be_acquired(self, store: Journal) -> None:
         assert store.holder("a") is None
         token = store.acquire("a", "me", 100)
         assert token is not None and token > 0
@@ -56,7 +56,7 @@ class Leases:
         assert (lease.owner, lease.token) == ("me", token)
         assert 0 < lease.seconds <= 100
 
-    def test_what_another_holds_cannot_be_acquired(self, store: Journal) -> None:
+    def test_a_lease_held_by_another_owner_cannot_be_acquired(self, store: Journal) -> None:
         token = store.acquire("a", "me", 100)
         assert store.acquire("a", "you", 1000) is None
         lease = store.holder("a")
@@ -73,7 +73,7 @@ class Leases:
         advance(80)
         assert store.acquire("a", "you", 100) is None
 
-    def test_after_its_expiry_another_may_take_it_with_a_larger_token(
+    def test_another_owner_may_take_an_expired_lease_with_a_larger_token(
         self, store: Journal, advance: Callable[[float], None]
     ) -> None:
         mine = store.acquire("a", "me", 100)
@@ -129,7 +129,7 @@ class Leases:
         assert not store.release("b", token)
         assert store.holder("b") is None
 
-    def test_what_is_released_is_free_at_once(self, store: Journal) -> None:
+    def test_a_released_lease_is_free_at_once(self, store: Journal) -> None:
         token = store.acquire("a", "me", 100)
         assert token is not None
         assert store.release("a", token)
@@ -138,7 +138,7 @@ class Leases:
         assert store.renew_all({"a": token}, 100)
         assert store.acquire("a", "you", 100) is not None
 
-    def test_several_are_acquired_together_or_not_at_all(self, store: Journal) -> None:
+    def test_several_leases_are_acquired_together_or_not_at_all(self, store: Journal) -> None:
         tokens = store.acquire_all(["a", "b"], "me", 100)
         assert tokens is not None and list(tokens) == ["a", "b"]
         assert store.acquire_all(["c", "b", "d"], "you", 100) is None
@@ -152,14 +152,16 @@ class Leases:
         assert lease is not None and lease.seconds > 100
         assert store.acquire_all([], "me", 100) == {}
 
-    def test_a_refused_acquire_puts_off_no_expiry(self, store: Journal, advance: Callable[[float], None]) -> None:
+    def test_a_refused_acquire_does_not_extend_held_leases(
+        self, store: Journal, advance: Callable[[float], None]
+    ) -> None:
         assert store.acquire("a", "me", 100) is not None
         assert store.acquire("b", "you", 1000) is not None
         assert store.acquire_all(["a", "b"], "me", 1000) is None
         advance(101)
         assert store.holder("a") is None
 
-    def test_several_are_renewed_and_released_each_for_itself(
+    def test_several_leases_are_renewed_and_released_independently(
         self, store: Journal, advance: Callable[[float], None]
     ) -> None:
         tokens = store.acquire_all(["a", "b", "c"], "me", 100)
@@ -175,7 +177,7 @@ class Leases:
         assert store.renew_all({}, 100) == store.release_all({}) == set()
 
     @pytest.mark.parametrize("seconds", [0, -1, math.nan, math.inf])
-    def test_no_lease_lasts_no_time_or_for_ever(self, store: Journal, seconds: float) -> None:
+    def test_the_duration_of_a_lease_must_be_positive_and_finite(self, store: Journal, seconds: float) -> None:
         with pytest.raises(UsageError, match="positive, finite"):
             store.acquire("a", "me", seconds)
         with pytest.raises(UsageError, match="positive, finite"):

@@ -68,14 +68,14 @@ class StepBackendContract(TrainableContract):
     def values_at(self) -> Values:
         return lambda step: {"lr": 0.1 if step < 4 else 0.01, "smoothing": step / 100, "batch_size": 8, "seed": 0}
 
-    def test_its_numerics_class_and_what_else_decides_its_bits_are_texts(self) -> None:
+    def test_a_backend_describes_its_numerics_in_stable_texts(self) -> None:
         backend = backend_named(self.numerics)
         described = backend.describe()
         assert isinstance(backend.numerics, str) and backend.numerics
         assert all(isinstance(text, str) for text in (*described, *described.values()))
         assert described == backend.describe()
 
-    def test_what_is_trained_at_the_same_time_does_not_show(
+    def test_models_trained_at_the_same_time_do_not_change_each_others_bits(
         self, make_trainable: Make, values_at: Values, straight: list[object]
     ) -> None:
         """Train the first model alongside others that come and go, if the backend trains several models at a time."""

@@ -81,7 +81,7 @@ class TrainableContract:
         other.load_state_dict(state)
         assert outcome(trained(other, values_at, step, self.steps)) == straight
 
-    def test_a_fork_into_what_other_training_left_equals_training_straight_through(
+    def test_a_fork_into_a_used_trainable_equals_training_straight_through(
         self, make_trainable: Make, values_at: Values, straight: list[object], state: object
     ) -> None:
         trainable = trained(fresh(make_trainable(), values_at), values_at, 0, self.steps)
