@@ -323,7 +323,7 @@ def test_characters_that_a_terminal_cannot_show_are_escaped(store: Path) -> None
 
 @pytest.mark.ci
 @pytest.mark.parametrize("command", ["status", "tree", "export", "report"])
-def test_help_has_examples_and_a_missing_store_is_an_error(command: str, tmp_path: Path) -> None:
+def test_reading_commands_have_examples_in_their_help_and_fail_without_a_store(command: str, tmp_path: Path) -> None:
     helped = output_of(command, "--help")
     assert f"hpstage {command} .hpstage/" in helped
     place = {"export": ["tables", str(tmp_path / "out")], "report": [str(tmp_path / "out")]}.get(command, [])
@@ -391,7 +391,7 @@ def test_export_to_an_unwritable_folder_or_without_packages_fails_with_a_remedy(
         (["status", "STORE", "--interval", "5"], "--interval 5 is for --watch; give both or neither"),
     ],
 )
-def test_options_without_effect_are_refused(words: list[str], message: str) -> None:
+def test_options_of_export_and_status_without_effect_are_refused(words: list[str], message: str) -> None:
     done = run(*words)
     assert isinstance(done.exception, UsageError)
     assert str(done.exception) == message

@@ -178,7 +178,7 @@ def test_unmeasured_speedups_of_gangs_follow_from_the_nearest_measured_width():
     assert widths.gains(4) and not widths.gains(16)
 
 
-def test_the_first_step_of_a_gang_does_not_count_for_its_speed():
+def test_the_first_step_of_a_gang_does_not_count_for_its_measured_speed():
     widths = Widths(2)
     first = StateReached("c", "w", 0, 0, 1, 1.0, train_seconds=100.0, workers=2, alone_seconds=10.0, source="fresh")
     widths.learn(first)

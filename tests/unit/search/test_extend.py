@@ -201,7 +201,7 @@ def test_an_extension_interrupted_at_any_step_ends_as_an_uninterrupted_extension
     assert at > 12
 
 
-def test_running_trials_of_an_interrupted_search_keep_their_numbers_when_it_is_extended(tmp_path: Path) -> None:
+def test_running_trials_keep_their_numbers_when_their_interrupted_search_is_extended(tmp_path: Path) -> None:
     Fused.fuse = Fuse(12)
     with pytest.raises(KeyboardInterrupt):
         run(stored(tmp_path), tmp_path, Fused(), n_trials=4)

@@ -126,7 +126,7 @@ def test_pauses_between_calls_are_not_idle_time_and_not_part_of_the_makespan(
 
 
 @pytest.mark.ci
-def test_pictures_and_page_name_the_pauses_that_are_left_out(
+def test_pictures_and_page_of_a_report_name_the_pauses_that_they_leave_out(
     called_twice: tuple[MemoryJournal, float], tmp_path: Path
 ) -> None:
     journal, over = called_twice

@@ -140,7 +140,7 @@ def test_a_search_that_an_uncaught_error_of_the_space_stopped_can_be_continued()
     )
 
 
-def test_a_space_that_has_worked_before_may_reject_the_first_trials_of_a_resumed_search() -> None:
+def test_a_resumed_search_may_begin_with_rejected_trials_if_its_space_worked_before() -> None:
     def rare(trial: optuna.Trial) -> dict[str, object]:
         if trial.suggest_float("rate", 0, 1) < 0.93:
             raise Unstable
