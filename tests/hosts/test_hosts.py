@@ -142,14 +142,16 @@ def test_training_of_a_disconnected_driver_is_taken_over_and_the_driver_joins_ag
     plan.open("head")
     [driver] = plan.joined("desk")
     assert {chain["driver"] for chain in lost} == {driver}
-    forgotten = lab.dask.said.count("Remove client _Client-hpstage-")
+    forgotten = lab.dask.said.count("Remove client ClientOnce-hpstage-")
     if how == "from the store":
         lab["store"].ignore(lab["desk"])
     else:
         lab["desk"].cut()
     until(lambda: [fact for fact in plan.facts("DriverLeft") if fact["driver"] == driver], "it is taken for dead")
     if how == "from all until it is forgotten":
-        until(lambda: lab.dask.said.count("Remove client _Client-hpstage-") > forgotten, "Dask's scheduler gives it up")
+        until(
+            lambda: lab.dask.said.count("Remove client ClientOnce-hpstage-") > forgotten, "Dask's scheduler gives it up"
+        )
     plan.hold(RUNG + 4, *WORKERS)  # its chains come to their ends, and the other's first rung is filled
     until(lambda: plan.holding(*WORKERS), "the other is in its second rung")
     taken = [chain for chain in plan.facts("ChainStarted") if chain["driver"] != driver]

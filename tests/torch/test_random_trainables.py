@@ -148,6 +148,7 @@ def test_trials_that_share_equal_unshared_trials(recipe: Recipe, tree: list[Tria
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # ten minutes on two quiet cores
 @settings(max_examples=1500, **BOUNDS)
 @given(recipes, trials)
 def test_many_trials_that_share_equal_unshared_trials(recipe: Recipe, tree: list[Trial]) -> None:
