@@ -157,7 +157,7 @@ def identities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Identities:
     ],
 )
 @pytest.mark.ci_one_in(2)
-def test_what_does_not_decide_training_does_not_change_the_identity(
+def test_an_edit_that_does_not_affect_training_keeps_the_identity_of_the_code(
     change: tuple[str, str], identities: Identities
 ) -> None:
     assert identities(change) == identities()
@@ -179,7 +179,9 @@ def test_what_does_not_decide_training_does_not_change_the_identity(
     ],
 )
 @pytest.mark.ci_one_in(2)
-def test_what_a_class_reaches_changes_its_identity(change: tuple[str, str], identities: Identities) -> None:
+def test_an_edit_of_code_that_a_class_uses_changes_its_identity(
+    change: tuple[str, str], identities: Identities
+) -> None:
     changed, same = identities(change)
     digits, train = identities()
     assert changed != digits
@@ -189,14 +191,16 @@ def test_what_a_class_reaches_changes_its_identity(change: tuple[str, str], iden
 @pytest.mark.parametrize(
     "change", [("return 5", "return 6"), ("2 * function", "3 * function"), ("return 7", "return 8")]
 )
-def test_what_a_function_reaches_changes_its_identity(change: tuple[str, str], identities: Identities) -> None:
+def test_an_edit_of_code_that_a_function_uses_changes_its_identity(
+    change: tuple[str, str], identities: Identities
+) -> None:
     same, changed = identities(change)
     digits, train = identities()
     assert changed != train
     assert same == digits
 
 
-def test_the_identity_is_equal_in_every_process(tmp_path: Path) -> None:
+def test_the_identity_of_code_is_equal_in_every_process(tmp_path: Path) -> None:
     for name, text in {"script": SCRIPT, "helpers": HELPERS, "layers": LAYERS, "late": LATE}.items():
         (tmp_path / f"{name}.py").write_text(text)
     program = "import script\nfrom hpstage.training.identity.code_identity import code_identity\n"
@@ -212,7 +216,7 @@ def test_the_identity_is_equal_in_every_process(tmp_path: Path) -> None:
     assert len(outputs) == 1
 
 
-def test_the_state_of_global_generators_does_not_count() -> None:
+def test_the_state_of_global_generators_is_not_in_the_identity() -> None:
     """They are keyed before each step; as they stand, they would give each process an identity of its own."""
 
     def train(run: Any) -> Any:
@@ -257,7 +261,7 @@ def closing_over(width: Any) -> Any:
     return train
 
 
-def test_variables_that_a_function_closes_over_count() -> None:
+def test_values_in_a_closure_are_in_the_identity() -> None:
     assert code_identity(closing_over(3)) == code_identity(closing_over(3))
     assert code_identity(closing_over(3)) != code_identity(closing_over(4))
     assert code_identity(closing_over(np.arange(3))) != code_identity(closing_over(np.arange(4)))
@@ -309,7 +313,7 @@ class Named(dict[str, int]):
     ],
 )
 @pytest.mark.ci_one_in(2)
-def test_attributes_of_the_object_count_by_value(one: Any, other: Any) -> None:
+def test_attributes_of_a_trainable_are_in_the_identity_by_value(one: Any, other: Any) -> None:
     assert code_identity(Configured(a=one)) == code_identity(Configured(a=one))
     assert code_identity(Configured(a=one)) != code_identity(Configured(a=other))
 
@@ -321,14 +325,14 @@ def test_an_attribute_without_a_digest_is_refused_with_the_remedy() -> None:
         code_identity(Configured(lock=threading.Lock()))
 
 
-def test_a_stated_version_stands_for_the_code_and_for_what_has_no_digest() -> None:
+def test_a_stated_version_replaces_the_code_and_attributes_without_a_digest() -> None:
     stated = code_identity(Configured(version="3", lock=threading.Lock(), width=3))
     assert stated == {**code_identity(Configured(version="3", width=3)), "code": "version 3"}
     assert stated != code_identity(Configured(version="3", width=4))
     assert stated != code_identity(Configured(version="4", width=3))
 
 
-def test_an_engine_has_the_identity_of_what_it_trains_also_after_training() -> None:
+def test_an_adapter_has_the_identity_of_its_trainable_also_after_training() -> None:
     small = Small()
     before = code_identity(small)
     trainable = as_trainable(small)
@@ -347,7 +351,7 @@ def uses_objects(run: Any) -> Any:
     return CRITERION, REGISTRY
 
 
-def test_objects_in_global_names_count_by_value_where_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_global_objects_are_in_the_identity_by_value_if_they_have_a_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     before = code_identity(uses_objects)
     with monkeypatch.context() as context:
         context.setitem(REGISTRY, "lock", threading.Lock())
@@ -365,11 +369,11 @@ def test_objects_that_refer_to_themselves_have_an_identity() -> None:
     assert code_identity(Configured(a=one)) != code_identity(Configured(a=other))
 
 
-def test_a_stated_data_version_counts_in_every_style() -> None:
+def test_a_stated_data_version_is_in_the_identity() -> None:
     assert code_identity(Configured(data_version="1")) != code_identity(Configured(data_version="2"))
 
 
-def test_the_identity_does_not_depend_on_what_else_was_done_with_the_class() -> None:
+def test_copying_an_instance_does_not_change_the_identity_of_its_class() -> None:
     class Pickled(Configured):
         pass
 
@@ -378,7 +382,7 @@ def test_the_identity_does_not_depend_on_what_else_was_done_with_the_class() -> 
     assert code_identity(Pickled()) == before
 
 
-def test_reference_workloads_count_as_code_of_the_user_and_the_rest_of_hpstage_does_not() -> None:
+def test_reference_workloads_count_as_user_code_but_other_modules_of_hpstage_do_not() -> None:
     class Made:
         pass
 
@@ -408,7 +412,7 @@ def test_files_put_into_any_folder_by_an_installer_belong_to_libraries(
         assert is_users(f"{kind}_written")
 
 
-def test_a_folder_with_the_name_of_a_module_of_pythons_is_the_users(
+def test_a_folder_named_like_a_standard_library_module_counts_as_user_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many projects have their sources in a folder ``code``, which Python finds before its own module."""

@@ -237,7 +237,7 @@ def in_loss(read: Callable[[], float]) -> Tiny:
 
 @pytest.mark.parametrize("read", READ.values(), ids=READ)
 @pytest.mark.ci_one_in(3)
-def test_what_training_reads_is_in_its_key_or_refused_once_it_is_another(read: Any, folder: Path) -> None:
+def test_a_store_is_refused_if_an_input_that_training_reads_has_changed(read: Any, folder: Path) -> None:
     before = search(in_loss(read))
     assert search(in_loss(read)) == before
     write(2.0)
@@ -245,7 +245,7 @@ def test_what_training_reads_is_in_its_key_or_refused_once_it_is_another(read: A
         search(in_loss(read))
 
 
-def test_options_that_a_compiler_takes_from_the_command_line_are_not_an_input(folder: Path) -> None:
+def test_command_line_options_that_a_compiler_reads_are_not_an_input(folder: Path) -> None:
     names = {"__name__": "jax._src.cache_key"}
     exec("import sys\ndef flags(): return float(len([one for one in sys.argv if one.startswith('--xla')]))", names)
     before = search(in_loss(names["flags"]))  # type: ignore[arg-type]
@@ -360,7 +360,7 @@ PLACES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("make", PLACES.values(), ids=PLACES)
-def test_what_any_part_of_training_reads_counts(make: Any, folder: Path) -> None:
+def test_a_store_is_refused_if_a_file_read_by_any_method_of_training_has_changed(make: Any, folder: Path) -> None:
     before = search(make())
     assert search(make()) == before
     write(2.0)
@@ -368,14 +368,14 @@ def test_what_any_part_of_training_reads_counts(make: Any, folder: Path) -> None
         search(make())
 
 
-def test_a_file_that_training_does_not_read_changes_nothing(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_changed_file_that_training_does_not_read_is_ignored(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = search(Tiny())
     write(2.0)
     assert search(Tiny()) == before
     assert "Training reads" not in caplog.text
 
 
-def test_arguments_are_named_in_the_first_search_of_a_process(
+def test_command_line_arguments_that_training_reads_are_logged_only_in_the_first_search(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inputs, "_of_this_process", set())
@@ -384,7 +384,9 @@ def test_arguments_are_named_in_the_first_search_of_a_process(
     assert caplog.text.count("Training reads") == 1
 
 
-def test_what_is_read_is_named_once_with_the_remedy(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_training_reads_is_logged_once_with_the_remedy(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     read = READ["an f-string"]
     for n_trials in (1, 2, 3):
         search(in_loss(read), n_trials=n_trials)
@@ -393,7 +395,7 @@ def test_what_is_read_is_named_once_with_the_remedy(folder: Path, caplog: pytest
     assert all(remedy in warning for remedy in ("an attribute", "`data_version`", "`stateless`"))
 
 
-def test_a_refused_store_names_the_input_and_is_taken_again_once_it_is_restored(folder: Path) -> None:
+def test_a_store_refused_for_a_changed_input_is_accepted_after_the_input_is_restored(folder: Path) -> None:
     read = READ["an f-string"]
     before = search(in_loss(read))
     write(2.0)
@@ -418,7 +420,7 @@ class Ignored(Tiny):
 
 
 @pytest.mark.parametrize("make", [Stated, Ignored], ids=["a stated version", "stateless"])
-def test_inputs_covered_by_a_stated_version_or_stateless_are_neither_named_nor_compared(
+def test_inputs_covered_by_data_version_or_stateless_are_neither_logged_nor_compared(
     make: Any, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = search(make())
@@ -447,7 +449,7 @@ class Writing(Tiny):
         return 1.0 + len(os.listdir("made")) + float("HPSTAGE_TEST_OTHER" in os.environ)
 
 
-def test_what_training_writes_is_not_an_input(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_that_training_itself_writes_are_not_inputs(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     for n_trials in (1, 2):
         search(Writing(), n_trials=n_trials)
     assert "Training reads" not in caplog.text
@@ -468,14 +470,14 @@ class Settings(Tiny):
         return 1.0
 
 
-def test_libraries_and_the_system_are_not_inputs(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_and_variables_that_libraries_read_are_not_inputs(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = search(Settings())
     os.environ["HPSTAGE_TEST_OTHER"] = "another"
     assert search(Settings()) == before
     assert "Training reads" not in caplog.text
 
 
-def test_of_many_files_that_are_no_inputs_the_last_ones_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_of_files_that_are_no_inputs_keeps_the_most_recent_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long-lived process opens its next store after any number of other files, and holds it open."""
     monkeypatch.setattr(watching, "_MOST", 3)
     monkeypatch.setattr(watching, "not_inputs", OrderedDict())
@@ -484,7 +486,7 @@ def test_of_many_files_that_are_no_inputs_the_last_ones_are_known(monkeypatch: p
     assert [*watching.not_inputs] == ["c", "a", "d"]
 
 
-def test_workers_that_read_different_contents_end_the_search(folder: Path) -> None:
+def test_a_worker_that_reads_different_content_of_an_input_ends_the_search(folder: Path) -> None:
     trainable = in_loss(READ["an f-string"])
     search(trainable)
 
@@ -553,7 +555,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.ci
-def test_two_checkouts_of_equal_code_and_data_have_one_key_and_of_other_data_not(tmp_path: Path) -> None:
+def test_two_checkouts_share_a_store_only_if_their_code_and_data_are_equal(tmp_path: Path) -> None:
     printed = {}
     for name, scale in (("one", "1"), ("another", "1"), ("third", "2")):
         data = tmp_path / name / "data"
@@ -574,7 +576,7 @@ def test_two_checkouts_of_equal_code_and_data_have_one_key_and_of_other_data_not
     assert "taken" not in printed["third"]
 
 
-def test_a_state_that_is_fetched_during_training_is_not_an_input(tmp_path: Path) -> None:
+def test_a_checkpoint_that_hpstage_reads_during_training_is_not_an_input(tmp_path: Path) -> None:
     for name in ("state.safetensors", "data"):
         (tmp_path / name).write_bytes(b"content")
     inputs = Inputs(Tiny())
@@ -631,7 +633,7 @@ class Answering(Rewinding):
 @pytest.mark.parametrize(
     ("trainable", "is_named"), [(Rewinding, True), (Scratching, False), (Measured, False), (Answering, False)]
 )
-def test_a_file_that_steps_write_and_later_ones_read_is_named(
+def test_a_file_that_a_step_writes_and_a_later_step_reads_is_logged(
     trainable: type, is_named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
         ("flax", "not slow"),
     ],
 )
-def test_a_library_is_forked_bit_for_bit(library: str, which: str) -> None:
+def test_training_with_jax_flax_and_keras_forks_bit_for_bit(library: str, which: str) -> None:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"pip install {library}")
     words = [

@@ -193,7 +193,9 @@ def search(trainable: object, **options: Any) -> tuple[hpstage.Result, list[Fork
         (Buffered(), r"self\.rows"),
     ],
 )
-def test_an_uncaptured_value_that_starts_changing_late_ends_the_search(subject: Anchored, match: str) -> None:
+def test_an_attribute_outside_the_state_that_starts_to_change_late_ends_the_search(
+    subject: Anchored, match: str
+) -> None:
     with pytest.raises(StateError, match=match):
         search(subject)
 
@@ -211,7 +213,7 @@ def switched(trial: optuna.Trial) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("space", [damped, switched])
-def test_an_uncaptured_value_that_matters_only_in_another_regime_is_found_there(space: Any) -> None:
+def test_an_attribute_outside_the_state_is_found_if_only_other_hyperparameters_use_it(space: Any) -> None:
     with pytest.raises(StateError, match=r"self\.momentum"):
         search(Damped(), space=space)
 
@@ -219,7 +221,7 @@ def test_an_uncaptured_value_that_matters_only_in_another_regime_is_found_there(
 @pytest.mark.parametrize(
     ("interval", "subject", "match"), [(LATE + 1, Anchored(), "anchor"), (1, Counting(), "counts")]
 )
-def test_an_uncaptured_value_is_found_even_if_each_chain_ends_before_the_next_step(
+def test_an_attribute_outside_the_state_is_found_even_if_each_chain_ends_before_the_next_step(
     interval: int, subject: Anchored, match: str
 ) -> None:
     """Trials of a population wait for each other wherever they are compared."""
@@ -243,24 +245,24 @@ def test_an_uncaptured_value_is_found_even_if_each_chain_ends_before_the_next_st
 
 
 @pytest.mark.parametrize("subject", [Answering(), Passed(), Temporary(), Ending()])
-def test_values_that_are_restored_stateless_or_harmless_raise_no_alarm(subject: Anchored) -> None:
+def test_attributes_that_are_restored_stateless_or_harmless_raise_no_error(subject: Anchored) -> None:
     result, verified = search(subject)
     assert all(fact.difference is None for fact in verified)
     alone, _ = search(type(subject)(), sharing=False)
     assert [t.value for t in result.study.trials] == [t.value for t in alone.study.trials]
 
 
-def test_a_value_that_starts_changing_is_verified_once() -> None:
+def test_an_attribute_that_starts_to_change_late_causes_one_more_verification() -> None:
     _, verified = search(Temporary())
     assert [fact.step for fact in verified] == [2, LATE + 4]
 
 
-def test_nothing_is_verified_where_verification_is_off() -> None:
+def test_no_fork_is_verified_if_verification_is_off() -> None:
     assert search(Temporary(), verify="off")[1] == []
     search(Anchored(), verify="off")
 
 
-def test_a_store_that_was_found_inexact_is_refused() -> None:
+def test_a_store_in_which_a_difference_was_found_is_refused_in_the_next_search() -> None:
     """What was kept before it was found is there, and a second call would train on from it."""
     journal = MemoryJournal()
     for match in (r"self\.anchor", r"an earlier call on this store.*self\.anchor.*use a new store"):
@@ -269,7 +271,7 @@ def test_a_store_that_was_found_inexact_is_refused() -> None:
     search(Anchored(), store=journal, verify="off")
 
 
-def test_an_uncaptured_value_is_found_when_another_call_continues_from_a_saved_state(tmp_path: Path) -> None:
+def test_an_attribute_outside_the_state_is_found_when_a_second_search_continues_training(tmp_path: Path) -> None:
     journal, kept = MemoryJournal(), str(tmp_path)
     search(Anchored(), store=journal, checkpoints=kept, steps=LATE, space=whole)
     with pytest.raises(StateError, match=r"self\.anchor"):
@@ -293,6 +295,6 @@ class Once(Temporary):
             (self.folder / f"{step} {float(self.weights.sum())}").mkdir()
 
 
-def test_a_step_that_cannot_be_trained_once_more_is_named(tmp_path: Path) -> None:
+def test_a_step_that_fails_when_verification_repeats_it_ends_the_search(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"cannot be trained once more from a saved state.*FileExistsError"):
         search(Once(tmp_path))

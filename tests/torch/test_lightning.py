@@ -99,7 +99,7 @@ class TestContract(TrainableContract):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.ci_one_in(2)
-def test_training_equals_that_of_lightnings_trainer_and_forks_at_any_step(name: str) -> None:
+def test_training_equals_that_of_the_lightning_trainer_and_forks_exactly(name: str) -> None:
     case = CASES[name]
     alone = trained_by_lightning(case)
     assert len(alone.weights) >= 6 and alone.metrics
@@ -126,7 +126,7 @@ def test_training_equals_that_of_lightnings_trainer_and_forks_at_any_step(name: 
 
 
 @pytest.mark.slow  # tests/dask/test_lightning.py has processes of its own
-def test_a_state_continues_in_another_process(tmp_path: Path) -> None:
+def test_the_state_of_a_lightning_module_continues_exactly_in_another_process(tmp_path: Path) -> None:
     names, steps = ["hooks", "accumulation and clipping", "plateau of training"], 2 * EPOCH
     store = FolderCheckpoints(tmp_path, "tests")
     ends = []
@@ -149,7 +149,7 @@ def test_a_state_continues_in_another_process(tmp_path: Path) -> None:
     assert done.stdout.strip().splitlines()[-1] == repr(ends)
 
 
-def test_an_epoch_is_a_step() -> None:
+def test_step_unit_epoch_makes_each_lightning_epoch_one_step() -> None:
     alone = trained_by_lightning(CASES["step per epoch"])
     trainable = LightningTrainable(Scheduled, ShapesDataModule(), trainer=CPU, step_unit="epoch")
     trainer: Any = fresh(trainable, lambda step: HP)
@@ -186,7 +186,9 @@ def search(store: object, **options: Any) -> hpstage.Result:
 GRID = {"drop": [6, 9], "lr": [0.1, 0.05]}
 
 
-def test_a_search_shares_stages_and_gives_the_module_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_shares_steps_and_loads_the_lightning_module_of_each_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     result = search(tmp_path / "store", executor=hpstage.InlineExecutor())
@@ -218,7 +220,7 @@ def at(schedules: Any, step: int) -> dict[str, Any]:
 # --- values that change
 
 
-def test_hparams_follow_schedules_and_the_optimizer_those_that_name_its_fields() -> None:
+def test_hparams_and_optimizer_fields_follow_the_schedules_of_their_names() -> None:
     class Smoothed(LitShapes):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return super().training_step(batch, batch_idx) * self.hparams.scale
@@ -235,7 +237,7 @@ def test_hparams_follow_schedules_and_the_optimizer_those_that_name_its_fields()
     assert (model.hparams.scale, group["momentum"], group["lr"]) == (0.5, 0.5, 0.1)
 
 
-def test_a_scheduler_and_a_schedule_of_one_field_are_refused_where_they_meet() -> None:
+def test_a_schedule_of_lr_is_refused_at_the_step_where_a_scheduler_has_changed_lr() -> None:
     trainer = advanced(CASES["step per epoch"].trainable(), HP, EPOCH + 1)  # lr is 0.05 by now
     with pytest.raises(
         StateError, match=r"lr of param group 0 is 0\.05, but .* was 0\.1: a scheduler of configure_opt"
@@ -243,7 +245,7 @@ def test_a_scheduler_and_a_schedule_of_one_field_are_refused_where_they_meet() -
         trainer.train(EPOCH + 1, {**HP, "lr": 0.02})
 
 
-def test_a_scheduler_and_a_schedule_of_the_rate_are_refused_at_the_first_step(tmp_path: Path) -> None:
+def test_a_search_with_both_a_scheduler_and_a_schedule_of_lr_is_refused_before_training(tmp_path: Path) -> None:
     study = optuna.create_study()
     with pytest.raises(
         UsageError, match=r"set both by the schedule of .* 'lr' and by a StepLR of configure_optimizers\(\)"
@@ -264,7 +266,7 @@ def test_a_scheduler_and_a_schedule_of_the_rate_are_refused_at_the_first_step(tm
 
 
 @pytest.mark.filterwarnings("ignore:.*no `validation_step`")
-def test_a_change_that_nothing_reads_is_refused() -> None:
+def test_a_hyperparameter_that_no_step_reads_may_not_change() -> None:
     class Fixed(L.LightningModule):
         def __init__(self, width: int) -> None:
             super().__init__()
@@ -290,13 +292,13 @@ class Renamed(LitShapes):
         self.save_hyperparameters()
 
 
-def test_a_learning_rate_by_its_long_name_steers_the_optimizer() -> None:
+def test_a_hyperparameter_named_learning_rate_sets_lr_of_the_optimizer() -> None:
     trainer = advanced(LightningTrainable(Renamed, ShapesDataModule(), trainer=CPU), {"learning_rate": 0.1}, 1)
     trainer.train(1, {"learning_rate": 0.05})
     assert trainer._attached["optimizer"].param_groups[0]["lr"] == 0.05
 
 
-def test_values_without_effect_are_refused() -> None:
+def test_hyperparameters_without_effect_on_the_module_or_optimizer_are_refused() -> None:
     hp = {"learning_rate": 0.1, "smoothing": 0.0}
     trainer = advanced(LightningTrainable(Renamed, ShapesDataModule(), trainer=CPU), hp, 1)
     with pytest.raises(UsageError, match=r"'smoothing' changes from 0\.0 to 0\.1, but is read only when"):
@@ -327,12 +329,12 @@ def test_values_without_effect_are_refused() -> None:
         ({"callbacks": [print]}, "not a lightning.pytorch.Callback"),
     ],
 )
-def test_arguments_of_the_trainer_that_are_not_carried_over_are_named(arguments: dict[str, Any], says: str) -> None:
+def test_unsupported_arguments_of_the_trainer_are_refused_by_name(arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         LightningTrainable(LitShapes, ShapesDataModule(), trainer=arguments)
 
 
-def test_a_module_that_is_made_already_and_missing_data_are_refused() -> None:
+def test_a_module_instance_instead_of_a_class_and_missing_data_are_refused() -> None:
     with pytest.raises(UsageError, match="pass the class LitShapes"):
         LightningTrainable(LitShapes(), ShapesDataModule())  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="pass a datamodule, or train_dataloaders and val_dataloaders"):
@@ -348,12 +350,12 @@ def test_a_module_that_is_made_already_and_missing_data_are_refused() -> None:
         ({"lr": 0.1, "batch_size": 2.5}, "'batch_size' is 2.5"),
     ],
 )
-def test_hyperparameters_that_cannot_be_used_are_named(hp: dict[str, Any], says: str) -> None:
+def test_unknown_or_invalid_hyperparameters_are_refused_by_name(hp: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         advanced(LightningTrainable(LitShapes, ShapesDataModule(), trainer=CPU), hp, 1)
 
 
-def test_data_whose_order_is_not_hpstages_to_decide_are_refused() -> None:
+def test_dataloaders_whose_order_hpstage_cannot_decide_are_refused() -> None:
     dataset = list(range(8))
     for loaders, says in (
         (DataLoader(dataset, sampler=[3, 1, 2]), "sampler"),  # type: ignore[arg-type]
@@ -363,7 +365,7 @@ def test_data_whose_order_is_not_hpstages_to_decide_are_refused() -> None:
             advanced(LightningTrainable(LitShapes, loaders, trainer=CPU), HP, 1)
 
 
-def test_the_limit_of_the_trainer_completes_a_trial() -> None:
+def test_max_steps_of_the_trainer_ends_training() -> None:
     trainer = advanced(CASES["max_steps"].trainable(), HP, 6)
     with pytest.raises(StopTraining, match=r"Trainer\(max_epochs=-1, max_steps=7\) ends training in step 6"):
         trainer.train(6, HP)
@@ -377,7 +379,7 @@ def test_the_limit_of_the_trainer_completes_a_trial() -> None:
 
 
 @pytest.mark.parametrize("step_unit", ["batch", "epoch"])
-def test_a_training_that_has_ended_gives_back_the_model_that_was_measured(step_unit: Any, tmp_path: Path) -> None:
+def test_the_best_model_of_a_trial_that_max_epochs_ended_has_its_saved_weights(step_unit: Any, tmp_path: Path) -> None:
     trainer = {**CPU, "max_epochs": 2}
     result = hpstage.optimize(
         optuna.create_study(study_name="study"),
@@ -406,7 +408,7 @@ class Stopping(LitShapes):
     ("module", "callbacks", "steps"),
     [(Stopping, list, 4), (LitShapes, lambda: [EarlyStopping("val_loss", patience=1)], 15)],
 )
-def test_what_stops_the_trainer_completes_its_trials(
+def test_should_stop_and_early_stopping_complete_a_trial_at_the_step_of_the_lightning_trainer(
     module: Any, callbacks: Callable[[], list[Any]], steps: int, tmp_path: Path
 ) -> None:
     trainable = LightningTrainable(module, ShapesDataModule(), trainer={**CPU, "callbacks": callbacks()})
@@ -429,7 +431,7 @@ def test_what_stops_the_trainer_completes_its_trials(
     assert_equal(alone.weights[-1], loaded.model.state_dict(), steps)
 
 
-def test_a_loss_that_is_not_finite_is_refused() -> None:
+def test_a_loss_that_is_not_finite_ends_training_unless_terminate_on_nan_is_false() -> None:
     class Exploding(LitShapes):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return super().training_step(batch, batch_idx) * (float("inf") if batch_idx == 2 else 1)
@@ -439,7 +441,7 @@ def test_a_loss_that_is_not_finite_is_refused() -> None:
     advanced(LightningTrainable(Exploding, ShapesDataModule(), trainer=CPU, terminate_on_nan=False), HP, 3)
 
 
-def test_an_error_of_the_module_is_its_own_and_an_abandoned_fit_is_none() -> None:
+def test_on_exception_is_called_for_errors_of_the_module_but_not_for_an_abandoned_fit() -> None:
     raised: list[BaseException] = []
 
     class Listening(L.Callback):
@@ -462,7 +464,7 @@ def test_an_error_of_the_module_is_its_own_and_an_abandoned_fit_is_none() -> Non
     assert [type(error) for error in raised] == [ZeroDivisionError]
 
 
-def test_code_and_arguments_of_the_trainer_are_in_the_key_and_the_name_of_the_module_too() -> None:
+def test_code_of_the_module_and_arguments_of_the_trainer_are_in_the_key() -> None:
     def key(module: Any = LitShapes, **arguments: Any) -> Any:
         return code_identity(LightningTrainable(module, ShapesDataModule(), trainer=arguments))
 
@@ -470,7 +472,7 @@ def test_code_and_arguments_of_the_trainer_are_in_the_key_and_the_name_of_the_mo
     assert len({str(key()), str(key(Hooked)), str(key(accumulate_grad_batches=2)), str(key(max_steps=5))}) == 4
 
 
-def test_data_are_in_the_key_and_the_users_data_module_stays_as_it_was() -> None:
+def test_data_are_in_the_key_and_the_users_data_module_is_not_changed() -> None:
     data = ShapesDataModule()
     before = dict(vars(data))
     described = as_trainable(LightningTrainable(LitShapes, data)).describe_data()  # type: ignore[attr-defined]
@@ -510,7 +512,7 @@ class CountingDataModule(ShapesDataModule):
         return super().val_dataloader()
 
 
-def test_looking_at_the_data_for_the_key_changes_nothing_that_is_trained() -> None:
+def test_describing_the_data_for_the_key_does_not_change_training() -> None:
     def trained_on(*, described: bool) -> Any:
         trainable: Any = as_trainable(LightningTrainable(LitShapes, CountingDataModule(), trainer=CPU))
         if described:
@@ -543,7 +545,7 @@ class SizedBySteps(Sized):
 
 
 @pytest.mark.parametrize("module", [Sized, SizedByEpochs, SizedBySteps])
-def test_an_end_that_the_trainer_does_not_have_is_refused_by_name(module: type[Sized]) -> None:
+def test_a_scheduler_sized_by_a_trainer_without_a_training_length_is_refused_by_name(module: type[Sized]) -> None:
     subject = LightningTrainable(module, ShapesDataModule(), trainer=CPU)
     with pytest.raises(
         UsageError, match=rf"reads trainer\.{module.reads}, but no .* states the length of training.*s\.onecycle"
@@ -558,7 +560,7 @@ class UsesLogger(LitShapes):
         return loss
 
 
-def test_what_goes_to_a_logger_of_lightnings_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_calls_of_a_lightning_logger_are_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     expected = trained_by_lightning(Case())
     warn_once.cache_clear()
     module = fresh(Case(UsesLogger, trainer={"log_every_n_steps": 2}).trainable(), lambda step: HP)

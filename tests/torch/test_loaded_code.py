@@ -150,7 +150,7 @@ WHOLE = {
     "change", [("return 2", "return 3"), ("WIDTH = 3", "WIDTH = 4"), ("[width] * 2", "[width] * 3"), ("5", "6")]
 )
 @pytest.mark.ci_one_in(3)
-def test_a_module_that_is_used_as_a_whole_counts_with_all_that_it_holds(
+def test_a_module_used_as_a_whole_is_in_the_key_with_all_its_code(
     script: str, change: tuple[str, str], write: Write
 ) -> None:
     texts = {"script": script, "nets": NETS, "parts": PARTS, "middle": "import nets\nfrom nets import *\n"}
@@ -171,7 +171,7 @@ def test_a_module_that_is_used_as_a_whole_counts_with_all_that_it_holds(
         "def train(run):\n    import nets\n    return [lambda: nets.build() for _ in run]",
     ],
 )
-def test_of_a_module_only_the_imported_member_counts(script: str, write: Write) -> None:
+def test_only_the_imported_member_of_a_module_is_in_the_key(script: str, write: Write) -> None:
     before = code(write("script", script=script, nets=NETS, parts=PARTS).train)
     assert code(write("script", nets=NETS.replace("return 2", "return 3")).train) == before
     assert code(write("script", nets=NETS.replace("WIDTH = 3", "WIDTH = 4")).train) != before
@@ -187,9 +187,7 @@ def test_of_a_module_only_the_imported_member_counts(script: str, write: Write) 
         "def train(run):\n    import pkg.conv\n    return pkg.conv, pkg",
     ],
 )
-def test_submodules_of_a_package_used_as_a_whole_count_whether_they_are_imported_or_not(
-    script: str, write: Write
-) -> None:
+def test_submodules_of_a_package_used_as_a_whole_are_in_the_key_even_if_not_imported(script: str, write: Write) -> None:
     conv = "def build():\n    from parts import layer\n    return layer(1)\n"
     before = code(write("script", script=script, pkg____init__="", pkg__conv=conv, parts=PARTS).train)
     module = write("script")
@@ -210,7 +208,7 @@ def test_modules_that_import_each_other_have_an_identity(write: Write) -> None:
     assert code(write("script", two=texts["two"].replace("return 1", "return 2")).train) != before
 
 
-def test_loaded_code_counts_and_not_the_present_content_of_files(write: Write) -> None:
+def test_the_key_holds_the_loaded_code_and_not_the_current_content_of_files(write: Write) -> None:
     script = "import nets\ndef train(run):\n    return nets.other()"
     old = write("script", script=script, nets=NETS, parts=PARTS)
     before = code(old.train)
@@ -219,7 +217,7 @@ def test_loaded_code_counts_and_not_the_present_content_of_files(write: Write) -
     assert code(write("script").train) != before
 
 
-def test_a_module_that_was_edited_after_it_was_imported_is_refused_where_it_counts_as_a_whole(write: Write) -> None:
+def test_a_module_used_as_a_whole_is_refused_if_it_was_edited_after_its_import(write: Write) -> None:
     old = write("script", script=WHOLE["by getattr"], nets=NETS, parts=PARTS)
     write("script", importing=False, nets=NETS.replace("return 2", "return 300"))
     with pytest.raises(UsageError, match=r"nets\.other differs from its source.*nets\.py was edited.*Restart"):
@@ -228,7 +226,7 @@ def test_a_module_that_was_edited_after_it_was_imported_is_refused_where_it_coun
     assert code(old.train) == "version 1"
 
 
-def test_functions_of_one_name_that_trade_places_change_the_identity(write: Write) -> None:
+def test_swapping_two_functions_with_the_same_name_changes_the_key(write: Write) -> None:
     script = """
         loss = lambda x: x * x
         penalty = lambda x: abs(x)
@@ -245,13 +243,13 @@ def test_functions_of_one_name_that_trade_places_change_the_identity(write: Writ
     assert code(write("script", script=script.replace("first, second", "second, first")).train) != before
 
 
-def test_the_order_of_a_dict_counts_since_it_may_decide_what_is_initialised_first(write: Write) -> None:
+def test_the_order_of_a_dict_is_in_the_key(write: Write) -> None:
     script = "LAYERS = {'a': 1, 'b': 2}\ndef train(run): return LAYERS"
     before = code(write("script", script=script).train)
     assert code(write("script", script=script.replace("'a': 1, 'b': 2", "'b': 2, 'a': 1")).train) != before
 
 
-def test_a_module_only_on_the_worker_is_allowed_but_code_that_both_have_must_be_equal(write: Write) -> None:
+def test_code_that_driver_and_worker_both_have_must_be_equal_but_a_worker_may_have_more(write: Write) -> None:
     script = "import nets\ndef train(run):\n    import workers_only\n    return nets.other()"
     here = identify(write("script", script=script, nets=NETS, parts=PARTS).train).loaded
     there = identify(write("script", workers_only="import nets\ndef f(): return 1").train).loaded
@@ -261,7 +259,7 @@ def test_a_module_only_on_the_worker_is_allowed_but_code_that_both_have_must_be_
     assert differences(here, edited) == ["nets.other"]
 
 
-def test_constants_are_compared_and_values_computed_by_a_host_are_only_logged(write: Write) -> None:
+def test_constants_must_be_equal_on_driver_and_worker_but_computed_values_may_differ(write: Write) -> None:
     nets = """
         import os, torch
         GAIN = 1
@@ -285,7 +283,7 @@ def test_constants_are_compared_and_values_computed_by_a_host_are_only_logged(wr
     assert differences(here, loaded("cpu", nets.replace("width = 3", "width = 4"))) == ["nets.Net.width"]
 
 
-def test_versions_of_packages_are_compared_without_their_builds() -> None:
+def test_versions_of_python_and_packages_must_be_equal_on_driver_and_worker() -> None:
     here = {"Python": "3.11", "package torch": "2.13.0", "package numpy": "2.4.0", "nets.build": "a"}
     assert differences(here, {**here, "package numpy": "2.3.0"}) == ["package numpy (2.4.0 here, 2.3.0 there)"]
     assert differences({**here, "package numpy": "absent"}, here) == []
@@ -380,7 +378,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_sent_to_a_worker_has_the_identity_there_that_it_has_here(tmp_path: Path) -> None:
+def test_a_script_has_the_same_identity_on_a_worker_as_in_the_driver(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "nets.py").write_text(NETS)
     (tmp_path / "parts.py").write_text(PARTS)
@@ -415,7 +413,7 @@ def asserting(run: Any) -> Any:
     return lambda: [step + 1 for step in run.steps()]
 
 
-def test_what_pytest_makes_of_assertions_does_not_count() -> None:
+def test_assertions_rewritten_by_pytest_do_not_change_the_identity() -> None:
     program = (
         "import cloudpickle, sys\n"
         "from hpstage.training.identity.code_identity import identify\n"
@@ -460,7 +458,7 @@ LOOKUPS = [
 
 @pytest.mark.parametrize("how", LOOKUPS)
 @pytest.mark.ci_one_in(2)
-def test_a_module_whose_names_are_looked_up_by_strings_counts_as_a_whole(how: str, write: Write) -> None:
+def test_a_module_whose_names_are_looked_up_by_strings_is_in_the_key_as_a_whole(how: str, write: Write) -> None:
     script = LOOKED_UP.format(how=how)
     before = code(write("script", script=script).Trainable())
     remarked = script.replace("class Small(Base):", "# a comment\n\nclass Small(Base):\n    '''Small.'''")
@@ -469,7 +467,7 @@ def test_a_module_whose_names_are_looked_up_by_strings_counts_as_a_whole(how: st
         assert code(write("script", script=edited).Trainable()) != before
 
 
-def test_subclasses_in_other_modules_count_where_subclasses_are_looked_up(write: Write) -> None:
+def test_subclasses_in_other_modules_are_in_the_key_if_the_code_looks_up_subclasses(write: Write) -> None:
     script = "import base, small\ndef train(run): return [cls() for cls in base.Base.__subclasses__()]"
     small = "import base\nclass Small(base.Base):\n    def forward(self): return 2"
     before = code(write("script", script=script, base="class Base: pass", small=small).train)
@@ -491,7 +489,7 @@ def test_subclasses_in_other_modules_count_where_subclasses_are_looked_up(write:
     ],
 )
 @pytest.mark.ci_one_in(2)
-def test_a_module_that_is_imported_by_a_text_counts_as_a_whole(how: str, write: Write) -> None:
+def test_a_module_imported_by_its_name_as_a_string_is_in_the_key_as_a_whole(how: str, write: Write) -> None:
     script, small = LOOKED_UP.format(how=how), "class Small:\n    def forward(self): return 2"
     texts = {"script": script, "helper": small, "pkg____init__": "", "pkg__small": small}
     before = code(write("script", **texts).Trainable())
@@ -501,14 +499,14 @@ def test_a_module_that_is_imported_by_a_text_counts_as_a_whole(how: str, write: 
     assert code(write("script", **{**texts, "helper": edited, "pkg__small": edited}).Trainable()) != before
 
 
-def test_code_that_hands_on_the_function_that_imports_has_an_identity(write: Write) -> None:
+def test_code_that_returns_import_module_has_an_identity(write: Write) -> None:
     """It was an internal error: nothing but the return follows."""
     script = "from importlib import import_module\ndef importer(): return import_module\ndef train(run): importer()"
     before = code(write("script", script=script).train)
     assert code(write("script", script=script + "('helper')", helper="").train) != before
 
 
-def test_the_package_counts_if_its_code_imports_modules_by_computed_names(write: Write) -> None:
+def test_a_package_is_in_the_key_if_its_code_imports_modules_by_computed_names(write: Write) -> None:
     texts = {
         "pkg____init__": "",
         "pkg__build": "import importlib\ndef train(hp): return importlib.import_module('.' + hp, __package__)",
@@ -549,7 +547,7 @@ MADE = {
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("helper", MADE.values(), ids=MADE)
 @pytest.mark.ci_one_in(2)
-def test_what_libraries_make_of_the_users_code_counts_as_that_code(helper: str, write: Write) -> None:
+def test_user_code_wrapped_by_a_library_is_in_the_key(helper: str, write: Write) -> None:
     script = "import helper\ndef train(run): return helper.act"
     before = code(write("script", script=script, helper=helper).train)
     assert code(write("script", helper=f"# a comment\n\n{textwrap.dedent(helper)}").train) == before
@@ -557,7 +555,7 @@ def test_what_libraries_make_of_the_users_code_counts_as_that_code(helper: str, 
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_a_function_in_torchscript_that_workers_have_in_another_form_is_named(write: Write) -> None:
+def test_a_torchscript_function_that_differs_on_a_worker_is_named(write: Write) -> None:
     script, helper = "import helper\ndef train(run): return helper.act", MADE["a function in TorchScript"]
     here = identify(write("script", script=script, helper=helper).train).loaded
     there = identify(write("script", helper=helper.replace("2.0", "3.0")).train).loaded
@@ -590,7 +588,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_whose_names_are_looked_up_counts_with_its_code_and_not_with_what_a_run_makes(tmp_path: Path) -> None:
+def test_a_script_with_names_looked_up_by_strings_is_in_the_key_without_its_run_time_values(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
 
     def run(*words: str, **texts: str) -> str:

@@ -35,7 +35,7 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 @pytest.mark.ci
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.ci_one_in(2)
-def test_processes_give_the_bits_of_the_training_process_straight_through_and_forked_at_any_step(case: str) -> None:
+def test_loading_processes_give_the_bits_of_the_training_process_also_after_a_fork(case: str) -> None:
     alone = fresh(CASES[case](0))
     states = []
     for step in range(STEPS):
@@ -55,7 +55,7 @@ def test_processes_give_the_bits_of_the_training_process_straight_through_and_fo
     assert not any(map(runs, processes))
 
 
-def test_what_a_sample_draws_depends_only_on_its_position() -> None:
+def test_random_numbers_of_a_sample_depend_only_on_its_position() -> None:
     def made(batch_sizes: list[int]) -> torch.Tensor:
         trainable: Any = fresh(Loading())
         batches, taken, position = trainable._data(), [], 0
@@ -110,7 +110,7 @@ def search(trainable: object, **options: Any) -> hpstage.Result:
     )
 
 
-def test_a_search_keeps_its_processes_from_chain_to_chain() -> None:
+def test_a_search_keeps_its_loading_processes_from_chain_to_chain() -> None:
     trainable = Watched()
     made_by = trainable.made_by
     result = search(trainable, verify="off")
@@ -120,7 +120,7 @@ def test_a_search_keeps_its_processes_from_chain_to_chain() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda count: with_workers(Loading(), count), by_batch])
-def test_shared_and_verified_trials_equal_unshared_ones(make: Any) -> None:
+def test_trials_with_loading_processes_equal_trials_trained_without_sharing(make: Any) -> None:
     result = search(make(2), verify="all")
     for trial in result.study.trials:
         alone: Any = as_trainable(make(0))
@@ -132,7 +132,7 @@ def test_shared_and_verified_trials_equal_unshared_ones(make: Any) -> None:
         alone.close()
 
 
-def test_processes_are_not_restarted_by_another_call_of_the_function_with_a_data_set_of_its_own() -> None:
+def test_loading_processes_are_restarted_only_if_the_initial_hyperparameters_change() -> None:
     loaded = advance(fresh(by_batch(2)), 0, 2)
     processes = pids_of(loaded)
     loaded.setup(hp_at(0))
@@ -144,7 +144,7 @@ def test_processes_are_not_restarted_by_another_call_of_the_function_with_a_data
     loaded.close()  # type: ignore[attr-defined]
 
 
-def test_processes_that_are_no_longer_needed_end_without_an_error() -> None:
+def test_loading_processes_end_without_an_error_on_close() -> None:
     """In the main thread, a DataLoader of the user's raises anywhere when a process ends with an error."""
     trainable: Any = advance(fresh(with_workers(Loading(), 2)), 0, 2)
     workers = trainable._data().processes._batches._workers
@@ -152,10 +152,10 @@ def test_processes_that_are_no_longer_needed_end_without_an_error() -> None:
     assert [process.exitcode for process in workers] == [0, 0]
 
 
-def test_data_that_are_indexed_at_once_start_no_processes() -> None:
+def test_a_data_set_of_tensors_starts_no_loading_processes() -> None:
     trainable: Any = advance(fresh(with_workers(Small(), 4)), 0, 2)
     assert trainable._data().processes is None
 
 
-def test_a_tensor_of_the_data_is_one_in_every_process() -> None:
+def test_a_data_set_has_the_same_samples_each_time_it_is_created() -> None:
     assert digest(DATA.x) == digest(Augmented().x)

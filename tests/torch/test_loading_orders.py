@@ -54,13 +54,13 @@ def test_a_loader_without_shuffle_keeps_the_order_of_the_data() -> None:
     assert taken(DataLoader(NUMBERS, 4), [4] * 4) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [0, 1, 2, 3]]
 
 
-def test_a_loader_that_drops_the_last_batch_skips_what_is_left_of_the_epoch() -> None:
+def test_a_loader_with_drop_last_skips_the_incomplete_last_batch_of_an_epoch() -> None:
     loader = DataLoader(NUMBERS, 4, drop_last=True)
     assert taken(loader, [4] * 3) == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
     assert taken(loader, [4, 4], by_epoch=True) == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
 
 
-def test_the_batch_size_of_the_last_step_decides_whether_its_samples_are_dropped() -> None:
+def test_drop_last_applies_to_the_batch_size_of_the_last_step_of_an_epoch() -> None:
     loader = DataLoader(NUMBERS, 4, drop_last=True)
     assert taken(loader, [4, 4, 2, 3]) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [0, 1, 2]]
     assert taken(loader, [7, 4]) == [[0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3]]
@@ -73,7 +73,7 @@ def test_a_loader_whose_batches_are_all_dropped_is_refused() -> None:
 
 
 @pytest.mark.parametrize("end", ["full", "short", "dropped"])
-def test_steps_of_an_epoch_begin_where_epochs_do(end: Any) -> None:
+def test_a_step_of_one_epoch_begins_at_the_start_of_an_epoch(end: Any) -> None:
     cut, position = Cut(10, end), 0
     for _ in range(3):
         start, count = cut.batch(position, 10)
@@ -81,7 +81,7 @@ def test_steps_of_an_epoch_begin_where_epochs_do(end: Any) -> None:
         position = cut.end_of_epoch(position)
 
 
-def test_every_epoch_of_a_shuffled_loader_has_every_sample_once_in_an_order_of_the_seed() -> None:
+def test_a_shuffled_loader_gives_each_sample_once_per_epoch_in_an_order_set_by_the_seed() -> None:
     loader = DataLoader(NUMBERS, 4, shuffle=True)
     first, second = taken(loader, [4] * 3), taken(loader, [4] * 6)
     assert sorted(flat(first)) == sorted(flat(second)[10:]) == list(range(10))
@@ -90,7 +90,7 @@ def test_every_epoch_of_a_shuffled_loader_has_every_sample_once_in_an_order_of_t
     assert taken(loader, [4] * 3, seed=2) != first
 
 
-def test_weights_decide_how_often_samples_come() -> None:
+def test_weights_of_a_sampler_decide_how_often_samples_are_drawn() -> None:
     weights = [0.0, 1.0, 2.0, *[0.0] * 6, 1.0]
     numbers = flat(taken(DataLoader(NUMBERS, 100, sampler=WeightedRandomSampler(weights, 4000)), [100] * 40))
     counts = torch.bincount(torch.tensor(numbers), minlength=10) / len(numbers)
@@ -101,7 +101,7 @@ def test_weights_decide_how_often_samples_come() -> None:
     assert len({tuple(epoch) for epoch in epochs}) > 1
 
 
-def test_samplers_of_fewer_or_more_samples_than_the_data_set_keep_their_meaning() -> None:
+def test_samplers_may_draw_fewer_or_more_samples_than_the_data_set_has() -> None:
     part = taken(DataLoader(NUMBERS, 3, sampler=SubsetRandomSampler([7, 2, 5])), [3] * 4)
     assert all(sorted(epoch) == [2, 5, 7] for epoch in part)
     more = flat(taken(DataLoader(NUMBERS, 25, sampler=RandomSampler(NUMBERS, num_samples=25)), [25]))
@@ -153,16 +153,16 @@ def doubled(samples: list[Any]) -> Any:
         (lambda: OwnLoader(NUMBERS, 4), r"subclass of DataLoader.* overrides __iter__\. Return"),
     ],
 )
-def test_a_loader_whose_meaning_would_change_is_refused_by_name(loader: Any, message: str) -> None:
+def test_a_loader_with_an_unsupported_sampler_or_iteration_is_refused_by_name(loader: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         batches_of(loader(), None, None)
 
 
-def test_a_subclass_that_only_changes_how_it_is_constructed_is_taken_over() -> None:
+def test_a_dataloader_subclass_that_only_overrides_its_constructor_is_supported() -> None:
     assert taken(Collating(NUMBERS, 4), [4] * 3) == [[0, 2, 4, 6], [8, 10, 12, 14], [16, 18]]
 
 
-def test_a_loader_together_with_a_method_collate_is_refused() -> None:
+def test_a_loader_is_refused_if_the_trainable_also_defines_collate() -> None:
     class Twice(OfLoader):
         def collate(self, samples: list[Any]) -> Any:
             return samples
@@ -213,7 +213,7 @@ def test_a_batch_larger_than_the_data_is_logged_once(caplog: pytest.LogCaptureFi
     assert said == ["The batch size is 31, but an epoch has 30 samples: each batch has samples of several epochs."]
 
 
-def test_functions_name_a_batch_size_that_is_missing_and_other_data() -> None:
+def test_a_function_with_a_missing_batch_size_or_two_data_sets_is_refused() -> None:
     def sizeless(run: Run) -> None:
         model = network()
         run.attach(model=model, optimizer=sgd(model.parameters(), run.hp))
@@ -244,7 +244,7 @@ def key(obj: object) -> str:
     return workload_key({**found.identity, **found.described})
 
 
-def test_keys_hold_what_a_loader_decides_and_nothing_of_its_speed() -> None:
+def test_loader_options_that_decide_batches_are_in_the_key_and_options_for_speed_are_not() -> None:
     class Fast(Loading):
         pass
 
@@ -308,7 +308,7 @@ def test_a_function_and_a_class_with_the_same_loader_take_the_same_batches() -> 
 
 
 @pytest.mark.parametrize(("options", "length"), [({}, 4), ({"drop_last": True}, 3)])
-def test_helpers_find_what_they_read_of_a_loader(options: dict[str, Any], length: int) -> None:
+def test_run_batches_has_the_length_data_set_and_batch_size_of_its_loader(options: dict[str, Any], length: int) -> None:
     def train_one_epoch(loader: Any) -> None:
         assert (len(loader), loader.dataset, loader.batch_size) == (length, DATA, 8)
         assert len(list(loader)) == length

@@ -53,7 +53,7 @@ class Given(Small):
 
 
 @pytest.mark.parametrize("make", [lambda count: with_workers(Loading(), count), by_batch])
-def test_processes_that_are_killed_are_replaced_and_no_sample_is_lost(
+def test_killed_loading_processes_are_replaced_without_losing_a_sample(
     make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = outcome(advance(fresh(make(0)), 0, STEPS))
@@ -75,7 +75,7 @@ class Dying(Augmented):
         return super().__getitem__(index)
 
 
-def test_processes_that_die_repeatedly_are_an_error_that_says_how() -> None:
+def test_loading_processes_that_die_repeatedly_raise_an_error_with_their_exit_status() -> None:
     trainable = fresh(Given(Dying()))
     with pytest.raises(TrainingError, match=r"3 times in a row .* positions 0 to 7: one left with exit status 7"):
         trainable.train(0, hp_at(0))
@@ -89,7 +89,7 @@ class Broken(Augmented):
         return super().__getitem__(index)
 
 
-def test_an_error_in_a_process_is_raised_as_it_is_with_its_traceback() -> None:
+def test_an_error_in_a_loading_process_is_raised_with_its_traceback() -> None:
     trainable = fresh(Given(Broken()))
     with pytest.raises(LookupError, match="no file for sample") as raised:
         trainable.train(0, hp_at(0))
@@ -142,7 +142,7 @@ class OwnGenerator(Augmented):
 
 
 @pytest.mark.parametrize("made", [Counting, OwnGenerator])
-def test_a_data_set_that_depends_on_what_it_loaded_before_is_refused_by_name(made: Any) -> None:
+def test_a_data_set_whose_samples_depend_on_earlier_loads_is_refused_by_name(made: Any) -> None:
     trainable = fresh(Given(made()))
     with pytest.raises(UsageError, match=f"of {made.__name__} changed when it was loaded again .* num_workers = 0"):
         trainable.train(0, hp_at(0))
@@ -164,7 +164,7 @@ class Curriculum(Given):
         self.data.strength += 0.1
 
 
-def test_changes_of_training_that_processes_do_not_see_are_refused_by_name() -> None:
+def test_a_data_set_that_training_changes_is_refused_if_processes_load_it() -> None:
     trainable = advance(fresh(Curriculum(Harder())), 0, 2)
     with pytest.raises(StateError, match=r"training has changed dataset\.strength, but the processes"):
         trainable.state_dict()
@@ -172,7 +172,7 @@ def test_changes_of_training_that_processes_do_not_see_are_refused_by_name() -> 
     advance(fresh(with_workers(Curriculum(Harder()), 0)), 0, 2).state_dict()
 
 
-def test_functions_refuse_such_changes_in_forks_too() -> None:
+def test_a_function_that_changes_a_data_set_loaded_by_processes_is_refused_after_a_fork() -> None:
     def train(run: Run) -> None:
         data = Harder()
         model = network()
@@ -204,7 +204,7 @@ class SetUp(Given):
         return super().model(hp)
 
 
-def test_processes_are_restarted_for_a_trial_that_begins_with_other_data() -> None:
+def test_loading_processes_see_the_data_set_as_each_trial_sets_it_up() -> None:
     def results(count: int) -> list[object]:
         trainable: Any = as_trainable(with_workers(SetUp(Harder()), count))
         found = []
@@ -227,7 +227,7 @@ class Reading(Loading):
         return torch.stack(x) * self.hp["lr"], torch.stack(y)
 
 
-def test_values_are_not_known_where_batches_are_made_ahead() -> None:
+def test_a_collate_that_reads_hyperparameters_is_refused_in_loading_processes() -> None:
     trainable = fresh(Reading())
     with pytest.raises(UsageError, match=r"reads self.hp\['lr'\]: processes that load data know no values"):
         trainable.train(0, hp_at(0))
@@ -240,7 +240,7 @@ class Pair(NamedTuple):
     y: torch.Tensor
 
 
-def test_batches_may_be_of_a_class_of_the_users_own() -> None:
+def test_loading_processes_support_batches_of_a_users_own_class() -> None:
     def collated(samples: list[Any]) -> Pair:
         x, y = zip(*samples, strict=True)
         return Pair(torch.stack(x), torch.stack(y))
@@ -249,7 +249,7 @@ def test_batches_may_be_of_a_class_of_the_users_own() -> None:
     assert results[0] == results[1]
 
 
-def test_a_batch_that_cannot_be_sent_is_refused_at_once() -> None:
+def test_a_batch_that_a_loading_process_cannot_send_is_refused() -> None:
     def collated(samples: list[Any]) -> Any:
         return [samples, lambda: None]
 
@@ -289,7 +289,7 @@ def test_worker_init_fn_finds_the_users_data_set() -> None:
     loaded.close()  # type: ignore[attr-defined]
 
 
-def test_processes_end_with_a_trainable_that_nobody_closed() -> None:
+def test_loading_processes_end_when_an_unclosed_trainable_is_deleted() -> None:
     trainable = advance(fresh(with_workers(Loading(), 2)), 0, 2)
     processes = pids_of(trainable)
     assert all(map(runs, processes))
@@ -318,7 +318,7 @@ class Hanging(OfLoader):
 
 
 @pytest.mark.slow
-def test_processes_may_be_spawned() -> None:
+def test_spawned_loading_processes_give_the_bits_of_the_training_process() -> None:
     expected = outcome(advance(fresh(OfLoader()), 0, 3))
     spawned = advance(fresh(with_workers(OfLoader(multiprocessing_context="spawn"), 1)), 0, 3)
     assert outcome(spawned) == expected
@@ -333,7 +333,7 @@ class Squares(Dataset[torch.Tensor]):
         return torch.tensor(index**2)
 
 
-def test_a_fork_of_this_process_that_loads_too_shares_nothing_with_it() -> None:
+def test_a_forked_process_that_loads_data_does_not_disturb_loading_in_its_parent() -> None:
     """As the one that verifies a fork of training, while training continues here."""
     alone, batches = (batches_of(Squares(), None, None, Workers(count)) for count in (0, 1))
     begin, done = multiprocessing.Event(), multiprocessing.Event()

@@ -83,7 +83,7 @@ def by_epoch(run: Run) -> None:
 @pytest.mark.ci
 @pytest.mark.parametrize("make", [Streaming, Epochs, Dropping, lambda: by_batch, lambda: by_epoch])
 @pytest.mark.ci_one_in(2)
-def test_training_on_a_stream_is_forked_at_any_step(make: Any) -> None:
+def test_training_on_a_stream_forks_exactly_at_any_step(make: Any) -> None:
     straight = fresh(make())
     states = []
     for number in range(STEPS):
@@ -123,7 +123,7 @@ class Sizes(Streaming):
         (lambda: DataLoader(Shards(), drop_last=True), "epoch", [12, 12] * 4),
     ],
 )
-def test_the_end_of_a_stream_is_that_of_an_epoch(make: Any, unit: Any, sizes: list[int]) -> None:
+def test_the_end_of_a_stream_ends_an_epoch(make: Any, unit: Any, sizes: list[int]) -> None:
     subject = Sizes(make)
     subject.step_unit = unit
     values = {**hp_at(0), "batch_size": 12}

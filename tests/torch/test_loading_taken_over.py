@@ -77,7 +77,7 @@ LOADERS = [weighted, subset_sampled, a_subset, relabelled, collated]
 
 @pytest.mark.ci
 @pytest.mark.parametrize("make", LOADERS)
-def test_an_epoch_of_a_function_is_opened_with_what_the_loader_has_then(
+def test_a_function_that_changes_its_loader_between_epochs_trains_on_the_changed_loader(
     make: Callable[[], tuple[DataLoader[Any], Change]],
 ) -> None:
     def trained_by_epochs(run: Run, *, changed: bool = True) -> None:
@@ -130,7 +130,7 @@ class Changing(hpstage.torch.TorchTrainable):
 
 
 @pytest.mark.parametrize("make", LOADERS)
-def test_a_change_that_would_have_no_effect_is_refused_by_name(
+def test_a_change_that_a_class_makes_to_its_loader_in_training_is_refused_by_name(
     make: Callable[[], tuple[DataLoader[Any], Change]],
 ) -> None:
     trainable: Any = as_trainable(Changing(make))
@@ -147,7 +147,7 @@ def test_a_change_that_would_have_no_effect_is_refused_by_name(
 
 
 @pytest.mark.ci
-def test_weights_that_change_within_an_epoch_are_refused_and_between_two_they_count() -> None:
+def test_weights_of_a_sampler_may_change_only_between_epochs() -> None:
     def mined(run: Run, every: int) -> None:
         model, optimizer = begun(run)
         sampler = WeightedRandomSampler([1.0] * 24, 24)

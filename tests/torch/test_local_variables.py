@@ -47,7 +47,7 @@ def test_local_variables_on_which_later_steps_depend_are_in_the_state(function: 
     assert_forks_continue(function)
 
 
-def test_what_the_model_has_had_until_a_late_step_is_in_the_state() -> None:
+def test_a_local_variable_whose_object_the_model_held_until_a_late_step_is_in_the_state() -> None:
     """Its place in the state depends on whether it is that of the fork's code or of the state, its content does not."""
 
     def weights(trainable: Any) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def replaying(run: Run) -> None:
 
 
 @pytest.mark.parametrize("function", [viewing, replaying])
-def test_views_of_a_local_variables_tensor_are_in_the_state(function: Callable[[Run], None]) -> None:
+def test_views_of_tensors_in_local_variables_are_in_the_state(function: Callable[[Run], None]) -> None:
     assert_forks_continue(function)
 
 
@@ -194,7 +194,7 @@ REFUSED: dict[Callable[[Run], None], str] = {
 
 
 @pytest.mark.parametrize("function", REFUSED)
-def test_objects_that_no_state_can_hold_are_refused_by_name(function: Callable[[Run], None]) -> None:
+def test_local_variables_that_no_state_can_hold_are_refused_by_name(function: Callable[[Run], None]) -> None:
     trainable = trained(function, LATE)
     with contextlib.suppress(StateError):
         trainable.state_dict()
@@ -213,7 +213,7 @@ def reading_the_graph(run: Run) -> None:
         stepped(run, parts, loss.detach())
 
 
-def test_a_fork_that_reads_a_variable_that_no_state_can_hold_fails_with_its_name() -> None:
+def test_a_fork_that_reads_a_local_variable_without_a_saved_value_fails_by_name() -> None:
     """It never trains with another value."""
     first = trained(reading_the_graph, 1)
     state = clone(first.state_dict())
@@ -238,7 +238,7 @@ def with_a_rule_made_late(run: Run) -> None:
         scheduler.step()
 
 
-def test_a_fork_names_the_variable_that_no_state_can_hold_and_why() -> None:
+def test_a_fork_names_the_local_variable_that_could_not_be_saved_and_the_reason() -> None:
     first = trained(with_a_rule_made_late, 1)
     state = clone(first.state_dict())
     first.close()
@@ -257,7 +257,7 @@ def keeping_it_on_the_run(run: Run) -> None:
         run.count = stepped(run, parts)  # type: ignore[attr-defined]
 
 
-def test_a_run_is_given_nothing_to_keep() -> None:
+def test_setting_an_attribute_on_run_is_refused() -> None:
     with pytest.raises(UsageError, match=r"run\.count"):
         trained(keeping_it_on_the_run, 1)
 
@@ -271,7 +271,7 @@ def reporting_before_the_loop(run: Run) -> None:
         stepped(run, parts, first)
 
 
-def test_a_state_is_measured_before_the_loop_and_trained_as_before() -> None:
+def test_a_report_before_the_loop_evaluates_a_loaded_state_without_changing_training() -> None:
     straight = trained(reporting_before_the_loop, LATE)
     state = straight.state_dict()
     assert isinstance(state, dict)
@@ -284,7 +284,7 @@ def test_a_state_is_measured_before_the_loop_and_trained_as_before() -> None:
 
 
 @pytest.mark.parametrize("function", [averaging_late, metering_late, counting_in_an_inner_function])
-def test_a_variable_that_is_named_stateless_may_change(function: Callable[[Run], None]) -> None:
+def test_a_local_variable_that_is_declared_stateless_may_change(function: Callable[[Run], None]) -> None:
     def train(run: Run) -> None:
         function(run)
 
@@ -312,13 +312,13 @@ def stepping_at_two_places(run: Run) -> None:
         stepped(run, parts)
 
 
-def test_a_loop_that_starts_again_is_refused() -> None:
+def test_a_second_loop_over_the_same_steps_is_refused() -> None:
     """What counts its steps is not a local variable, and a fork would have it count from there."""
     with pytest.raises(UsageError, match="looped over twice"):
         trained(started_again, 7)
 
 
-def test_steps_that_are_taken_at_another_place_are_refused() -> None:
+def test_a_function_that_takes_steps_at_two_places_is_refused() -> None:
     trainable = trained(stepping_at_two_places, 3)
     with pytest.raises(StateError, match="stepping_at_two_places waits for the next step at another place"):
         trainable.state_dict()
@@ -354,7 +354,7 @@ def test_an_epoch_without_a_batch_is_refused(data: Callable[[], Any]) -> None:
         trained(of_nothing(data), 1)
 
 
-def test_a_state_is_taken_of_a_loop_that_waits_for_its_first_step() -> None:
+def test_the_state_of_a_function_can_be_saved_before_its_first_step() -> None:
     trainable = made(averaging_late)
     assert trainable.state_dict()
     trainable.close()
@@ -413,6 +413,6 @@ def zipped(run: Run) -> None:
         (zipped, "zip"),
     ],
 )
-def test_an_iterator_that_moves_on_with_the_steps_is_refused_by_name(function: Callable[[Run], Any], name: str) -> None:
+def test_an_iterator_that_advances_with_the_steps_is_refused_by_name(function: Callable[[Run], Any], name: str) -> None:
     with pytest.raises(StateError, match=f"changed local variable {name}"):
         trained(function, 2).state_dict()

@@ -98,21 +98,21 @@ def result(tmp_path: Path) -> hpstage.Result:
     return search(Line(), tmp_path)
 
 
-def test_the_log_of_each_trial_is_that_of_the_unshared_trial(result: hpstage.Result) -> None:
+def test_the_log_of_each_trial_equals_that_of_training_without_sharing(result: hpstage.Result) -> None:
     assert result.savings.steps_trained < 4 * STEPS
     check_logs(result, Line)
     assert result.log(0).values.keys() == {"train_loss", "rate"}
     assert hpstage.open(result.store).trial(0).log() == result.trial(0).log()
 
 
-def test_the_output_of_each_step_is_printed_once(result: hpstage.Result) -> None:
+def test_the_log_of_a_trial_has_the_printed_output_of_each_step_once(result: hpstage.Result) -> None:
     for number in range(4):
         trial = result.trial(number)
         rates = [trial.hyperparameters(step)["lr"] for step in range(STEPS)]
         assert result.log(number).output == "".join(f"a step under {rate}\n" for rate in rates)
 
 
-def test_logging_changes_no_bit(tmp_path: Path) -> None:
+def test_logging_does_not_change_training(tmp_path: Path) -> None:
     silent = Line()
     silent.logs = False
     with_logs, without = search(Line(), tmp_path / "a"), search(silent, tmp_path / "b")
@@ -141,7 +141,7 @@ def test_steps_that_are_trained_again_are_in_the_log_once(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("own_files")
-def test_a_damaged_log_loses_itself_and_nothing_else(
+def test_a_damaged_log_file_is_left_out_with_a_warning(
     result: hpstage.Result, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = result.log(0)
@@ -158,7 +158,7 @@ def test_a_damaged_log_loses_itself_and_nothing_else(
 
 
 @pytest.mark.usefixtures("own_files")
-def test_where_logs_cannot_be_written_training_continues(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_training_continues_if_logs_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "checkpoints").mkdir(parents=True)
     (tmp_path / "checkpoints" / ".logs").write_text("in the way")
     with caplog.at_level(logging.WARNING):
@@ -198,7 +198,7 @@ class Diverging(Line):
         return loss
 
 
-def test_the_loss_that_ends_a_trial_is_in_its_log_and_in_no_others(tmp_path: Path) -> None:
+def test_a_nan_loss_that_ends_a_trial_is_only_in_the_log_of_that_trial(tmp_path: Path) -> None:
     result = search(Diverging(), tmp_path)
     for trial in result.study.trials:
         strange = {step for step, value in result.log(trial).values["of it"].items() if value != value}
@@ -242,14 +242,14 @@ class Counting:
 
 
 @pytest.mark.parametrize("make", [lambda: train, Counting], ids=["function", "object"])
-def test_functions_and_objects_log_as_well(tmp_path: Path, make: Any) -> None:
+def test_training_functions_and_plain_objects_have_logs(tmp_path: Path, make: Any) -> None:
     result = search(make(), tmp_path)
     check_logs(result, make)
     if make() is train:
         assert result.log(1).output == "".join(f"step {step}\n" for step in range(STEPS))
 
 
-def test_a_frame_has_a_column_for_each_name(result: hpstage.Result) -> None:
+def test_the_data_frame_of_a_log_has_a_column_for_each_logged_name(result: hpstage.Result) -> None:
     pytest.importorskip("pandas")
     frame = result.log(0).frame()
     assert list(frame.columns) == ["rate", "train_loss"]
@@ -276,7 +276,9 @@ class Loud(Line):
         return super().evaluate(model)
 
 
-def test_both_streams_are_recorded_and_still_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_standard_output_and_standard_error_are_recorded_and_still_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = dict(vars(sys.stdout)), dict(vars(sys.stderr))
     # What a warning is written by is pytest's here, and Python's outside of tests.
     with pytest.MonkeyPatch.context() as patch:
@@ -311,7 +313,7 @@ class Holding(Line):
         return super().loss(model, batch)
 
 
-def test_a_stream_that_training_holds_is_recorded_and_no_part_of_its_state(
+def test_a_stream_that_a_trainable_holds_is_recorded_and_not_part_of_its_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, write = os.pipe()
@@ -329,7 +331,7 @@ def test_a_stream_that_training_holds_is_recorded_and_no_part_of_its_state(
     assert written.count("written to it\n") >= result.savings.steps_trained
 
 
-def test_what_cannot_be_logged_is_an_error_by_name(tmp_path: Path) -> None:
+def test_logging_a_tensor_that_is_not_a_scalar_is_an_error_by_name(tmp_path: Path) -> None:
     class Wrong(Line):
         def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
             self.log("outputs", model(batch[0]))
@@ -341,7 +343,7 @@ def test_what_cannot_be_logged_is_an_error_by_name(tmp_path: Path) -> None:
         search(Wrong(), tmp_path)
 
 
-def test_logs_stay_where_checkpoints_are_evicted(tmp_path: Path) -> None:
+def test_logs_remain_when_checkpoints_are_evicted(tmp_path: Path) -> None:
     result = search(Line(), tmp_path, checkpoint_budget=0)
     assert len(result.plan.kept) < 4
     check_logs(result, Line)

@@ -157,7 +157,7 @@ def trained(trainable: Any, *, described: bool) -> float:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("made", [Counting, Drawing, Keeping, Writing, Cached, OfModule, Streamed])
-def test_looking_at_samples_for_the_key_changes_nothing_that_is_trained(made: Any) -> None:
+def test_reading_samples_for_the_key_does_not_change_training(made: Any) -> None:
     alone = trained(Looked(made), described=False)
     assert trained(Looked(made), described=True) == alone
     assert trained(Looked(made, "1"), described=True) == alone
@@ -170,7 +170,9 @@ class Reusing(Writing):
         return self.x[index].fill_(float(os.environ["OF_SAMPLES"])), index % 3
 
 
-def test_samples_in_memory_of_the_data_set_count_as_they_were_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_written_into_memory_of_the_data_set_are_digested_with_their_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     texts = []
     for number in ("1", "1", "2"):
         monkeypatch.setenv("OF_SAMPLES", number)
@@ -213,7 +215,7 @@ class Moving(Counting):
         return torch.full((1, 8, 8), next(self.numbers)), index % 3
 
 
-def test_a_change_by_looking_that_cannot_be_undone_is_refused_by_name_with_a_remedy() -> None:
+def test_a_change_by_reading_samples_that_cannot_be_undone_is_refused_with_the_remedy() -> None:
     with pytest.raises(StateError, match=r"dataset\.numbers.* changed by looking .* set data_version on Looked"):
         describe(as_trainable(Looked(Moving)))
     describe(as_trainable(Looked(Moving, "1")))

@@ -63,14 +63,14 @@ def flat(batches: list[list[int]]) -> list[int]:
     return [number for batch in batches for number in batch]
 
 
-def test_every_epoch_has_every_sample_once_in_an_order_of_its_own() -> None:
+def test_every_epoch_has_every_sample_once_in_its_own_order() -> None:
     numbers = flat(seen_in(Recording(), [10] * 6))
     first, second = numbers[:SAMPLES], numbers[SAMPLES:]
     assert sorted(first) == sorted(second) == list(range(SAMPLES))
     assert first != second
 
 
-def test_samples_come_in_one_order_whatever_the_batch_sizes() -> None:
+def test_the_order_of_samples_does_not_depend_on_batch_sizes() -> None:
     assert flat(seen_in(Recording(), [7, 11, 3, 20, 19])) == flat(seen_in(Recording(), [15, 15, 30]))
 
 
@@ -79,13 +79,13 @@ def test_every_batch_is_full_across_the_end_of_an_epoch() -> None:
     assert [len(batch) for batch in seen_in(Recording(), [70, 8])] == [70, 8]
 
 
-def test_a_step_of_an_epoch_ends_with_the_epoch() -> None:
+def test_a_step_with_step_unit_epoch_ends_with_the_epoch() -> None:
     batches = seen_in(RecordingEpochs(), [8, 12])
     assert [len(batch) for batch in batches] == [8, 8, 8, 6, 12, 12, 6]
     assert flat(batches) == flat(seen_in(Recording(), [15] * 4))
 
 
-def test_the_order_is_philox_of_seed_and_epoch() -> None:
+def test_the_order_of_samples_is_a_philox_permutation_of_seed_and_epoch() -> None:
     import numpy as np
 
     expected = np.random.Generator(np.random.Philox(key=[5, 1])).permutation(10)
@@ -120,14 +120,14 @@ def same(one: Any, other: Any) -> bool:
     "dataset",
     [TensorDataset(*samples()), Subset(TensorDataset(*samples()), [5, 3, 8, 1]), TensorDataset(samples()[0])],
 )
-def test_indexing_at_once_gives_the_batch_that_collating_gives(dataset: Any) -> None:
+def test_indexing_tensors_at_once_gives_the_batch_of_default_collate(dataset: Any) -> None:
     for position, count in ((0, 3), (2, 50)):
         quick = batches_of(dataset, None, CPU).take(1, position, count)
         assert same(quick, batches_of(dataset, default_collate, CPU).take(1, position, count))
         assert same(quick, batches_of(Listed(dataset), None, CPU).take(1, position, count))
 
 
-def test_a_stream_of_data_is_refused() -> None:
+def test_a_stream_without_a_position_and_an_empty_data_set_are_refused() -> None:
     class Stream(IterableDataset[Any]):
         def __iter__(self) -> Any:
             return iter(())
@@ -157,7 +157,7 @@ def test_data_are_described_by_length_and_content_or_by_the_version_stated() -> 
     assert as_trainable(Stated()).describe_data().startswith("version 2,")  # type: ignore[attr-defined]
 
 
-def test_samples_that_have_no_digest_ask_for_a_data_version() -> None:
+def test_samples_without_a_digest_are_refused_with_the_remedy_data_version() -> None:
     class Odd(Small):
         def dataset(self) -> Any:
             return [threading.Lock()]
@@ -183,7 +183,7 @@ def groups_at(obj: Small, *values: dict[str, Any], reload: bool = False) -> list
 
 
 @pytest.mark.parametrize("reload", [False, True])
-def test_fields_named_like_a_hyperparameter_follow_it_also_after_loading(reload: bool) -> None:
+def test_optimizer_fields_follow_the_hyperparameter_of_their_name_also_after_loading(reload: bool) -> None:
     (group,) = groups_at(Small(), {"lr": 0.1}, {"lr": 1, "momentum": 0.5, "weight_decay": 0.01}, reload=reload)
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (1.0, 0.5, 0.01)
     assert type(group["lr"]) is float
@@ -194,7 +194,7 @@ def test_betas_follow_beta1_and_beta2() -> None:
     assert group["betas"] == (0.8, 0.999)
 
 
-def test_a_learning_rate_that_is_a_tensor_is_filled_in_place() -> None:
+def test_a_learning_rate_tensor_is_updated_in_place() -> None:
     rate = torch.tensor(0.1)
 
     def make(parameters: Any, hp: Any) -> torch.optim.Optimizer:
@@ -210,7 +210,7 @@ def two_groups(parameters: Any, hp: Mapping[str, Any]) -> torch.optim.Optimizer:
     return torch.optim.SGD([{"params": [first], "lr": hp["lr"] * 0.5}, {"params": others}], lr=hp["lr"], momentum=0.9)
 
 
-def test_a_group_built_with_another_value_is_refused_unless_the_user_says_what_it_follows() -> None:
+def test_a_param_group_built_with_another_lr_is_refused_unless_group_values_sets_it() -> None:
     class Scaled(Small):
         def group_values(self, group: dict[str, Any], hp: Mapping[str, Any]) -> Mapping[str, Any]:
             return {"lr": hp["lr"] * (0.5 if len(group["params"]) == 1 else 1)}
@@ -221,7 +221,7 @@ def test_a_group_built_with_another_value_is_refused_unless_the_user_says_what_i
     assert [group["lr"] for group in groups] == [0.01, 0.02]
 
 
-def test_what_the_groups_of_a_trainable_follow_may_depend_on_what_training_changes() -> None:
+def test_group_values_may_depend_on_attributes_that_training_changes() -> None:
     class Halving(Small):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
@@ -243,7 +243,7 @@ def test_what_the_groups_of_a_trainable_follow_may_depend_on_what_training_chang
 # --- the model --------------------------------------------------------------------------------------------
 
 
-def test_evaluating_restores_modes_and_leaves_gradients_off_only_inside() -> None:
+def test_evaluate_runs_without_gradients_and_training_modes_are_restored() -> None:
     class Frozen(Small):
         def model(self, hp: Any) -> nn.Module:
             model = super().model(hp)
@@ -263,7 +263,7 @@ def test_evaluating_restores_modes_and_leaves_gradients_off_only_inside() -> Non
     assert torch.is_grad_enabled()
 
 
-def test_the_model_is_reused_when_it_was_built_under_the_same_values() -> None:
+def test_the_model_is_reused_if_the_initial_hyperparameters_are_the_same() -> None:
     built = []
 
     class Counting(Small):
@@ -284,7 +284,7 @@ def test_the_model_is_reused_when_it_was_built_under_the_same_values() -> None:
     assert len(built) == 2
 
 
-def test_what_training_sets_on_the_object_does_not_touch_the_users() -> None:
+def test_attributes_set_in_training_do_not_remain_on_the_users_object() -> None:
     subject = Averaged()
     before = dict(vars(subject))
     trainable: Any = advance(fresh(subject), 0, 1)
@@ -313,7 +313,7 @@ def failing(**members: Any) -> Small:
         ({"step_unit": "minute"}, UsageError, "step_unit is 'minute'"),
     ],
 )
-def test_what_the_methods_return_is_checked_and_named(
+def test_wrong_return_values_of_methods_are_refused_by_name(
     members: dict[str, Any], error: type[Exception], match: str
 ) -> None:
     with pytest.raises(error, match=match):
@@ -321,12 +321,12 @@ def test_what_the_methods_return_is_checked_and_named(
 
 
 @pytest.mark.parametrize("hp", [{"lr": 0.1}, {"lr": 0.1, "batch_size": 0}, {"lr": 0.1, "batch_size": 4.5}])
-def test_a_batch_size_is_a_whole_number_of_at_least_one(hp: dict[str, Any]) -> None:
+def test_a_batch_size_that_is_missing_zero_or_fractional_is_refused(hp: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="batch size"):
         fresh(Small(), {"momentum": 0.9, **hp}).train(0, {"momentum": 0.9, **hp})
 
 
-def test_the_batch_size_may_be_an_attribute() -> None:
+def test_the_batch_size_may_be_an_attribute_of_the_trainable() -> None:
     hp = {"lr": 0.1, "momentum": 0.9}
     trainable = fresh(failing(batch_size=5), hp)
     trainable.train(0, hp)
@@ -338,7 +338,7 @@ def test_a_seed_that_is_not_a_whole_number_is_refused() -> None:
         fresh(Small(), {**hp_at(0), "seed": "abc"}).evaluate()
 
 
-def test_a_loss_that_is_not_finite_ends_training_unless_that_is_the_users_business() -> None:
+def test_a_loss_that_is_not_finite_ends_training_unless_terminate_on_nan_is_false() -> None:
     def not_finite(**attributes: Any) -> Small:
         return failing(loss=lambda self, model, batch: model(batch[0]).sum() * float("nan"), **attributes)
 
@@ -348,7 +348,7 @@ def test_a_loss_that_is_not_finite_ends_training_unless_that_is_the_users_busine
 
 
 @pytest.mark.parametrize("bad", [None, 2])
-def test_a_loss_is_read_after_the_next_batch_is_made_and_before_it_is_trained(
+def test_a_loss_is_read_after_the_next_batch_is_loaded_and_before_that_batch_is_trained(
     bad: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that a GPU computes while a batch is made. What is trained, and what it raises, is as if it waited."""
@@ -381,7 +381,7 @@ def test_a_loss_is_read_after_the_next_batch_is_made_and_before_it_is_trained(
         assert events == ["take", "train", "take", "read", "train", "take", "read"]
 
 
-def test_an_update_that_returns_no_loss_is_remarked_on_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_update_that_returns_no_loss_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     def silent(self: Small, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
         Small.update(self, model, optimizer, batch)
 
@@ -414,7 +414,7 @@ def test_a_state_of_another_optimizer_or_model_is_refused(other: Callable[[], Sm
     advance(trainable, 0, 1)
 
 
-def test_abstract_methods_that_are_missing_are_named_by_python_itself() -> None:
+def test_a_trainable_without_evaluate_cannot_be_created() -> None:
     class Partial(Small):
         evaluate = hpstage_abstract()
 
@@ -422,7 +422,7 @@ def test_abstract_methods_that_are_missing_are_named_by_python_itself() -> None:
         Partial()  # type: ignore[abstract]
 
 
-def test_a_loss_is_needed_unless_update_is_overridden() -> None:
+def test_a_trainable_without_loss_is_refused_unless_it_overrides_update() -> None:
     class Neither(hpstage.torch.TorchTrainable):
         def model(self, hp: Any) -> nn.Module:
             return nn.Linear(1, 1)
@@ -460,7 +460,7 @@ def hpstage_abstract() -> Any:
 # --- cost -------------------------------------------------------------------------------------------------
 
 
-def test_a_step_costs_little_more_than_every_step_needs() -> None:
+def test_a_step_takes_less_than_three_times_as_long_as_seeding_and_loading_its_batch() -> None:
     """Without keying the generators and taking the batch. Both are timed in turns, since the machine may be busy."""
 
     class Idle(Small):
@@ -488,7 +488,7 @@ def test_a_step_costs_little_more_than_every_step_needs() -> None:
     assert min(took for took, _ in times) < 3 * min(took for _, took in times)
 
 
-def test_the_environment_names_what_decides_bits() -> None:
+def test_the_environment_describes_torch_device_isa_threads_and_numerics() -> None:
     described = describe("cpu")
     assert {"torch", "device", "isa", "threads", "numerics"} <= described.keys()
     assert described["threads"] == "1"
