@@ -54,20 +54,20 @@ def decoded(plain: Any) -> Any:
         ("functools", "partial"),
     ],
 )
-def test_a_state_names_no_function_that_does_more_than_compute(module: str, name: str) -> None:
+def test_a_state_that_names_a_function_with_side_effects_is_refused(module: str, name: str) -> None:
     assert pure_function(module, name) is None
     with pytest.raises(StateError, match=r"which is not available here"):
         decoded(("pure", module, name))
 
 
-def test_a_state_may_not_provide_arguments_of_functions_that_it_may_not_name() -> None:
+def test_a_state_may_not_bind_arguments_to_a_function_that_it_may_not_name() -> None:
     base = Survey()
     base.named["os", "system"] = os.system
     with pytest.raises(StateError, match=r"no state may provide them"):
         Decoder(base, []).value(("partial", 0, ("named", "os", "system"), ["true"], [], []))
 
 
-def test_a_state_may_not_provide_arguments_of_functions_that_call_their_arguments() -> None:
+def test_a_state_may_not_bind_arguments_to_a_function_that_calls_its_arguments() -> None:
     assert decoded(("pure", "builtins", "max")) is max
     assert decoded(("partial", 0, ("pure", "operator", "mul"), [2], [], []))(3) == 6
     for module, name in (("builtins", "max"), ("builtins", "next"), ("numpy", "piecewise"), ("functools", "reduce")):
@@ -75,7 +75,7 @@ def test_a_state_may_not_provide_arguments_of_functions_that_call_their_argument
             decoded(("partial", 0, ("pure", module, name), [1], [], []))
 
 
-def test_a_state_names_methods_in_c_that_only_compute() -> None:
+def test_a_state_may_name_only_builtin_methods_without_side_effects() -> None:
     holder = "dict", 0, [(1, 2)], []
     assert decoded(("slot", holder, "__contains__"))(1)
     assert decoded(("slot", holder, "get"))(1) == 2
@@ -84,7 +84,7 @@ def test_a_state_names_methods_in_c_that_only_compute() -> None:
             decoded(("slot", owner, name))
 
 
-def test_a_state_has_methods_called_by_name_only_if_the_code_names_them() -> None:
+def test_a_state_may_call_a_method_by_name_only_if_the_code_names_that_method() -> None:
     base = Survey()
     base.mentioned = frozenset(("count", "__reduce_ex__"))
     call = Decoder(base, []).value(("rebuilt", 0, "methodcaller", ["count", ("tuple", [1]), ("tuple", [])]))
@@ -94,7 +94,7 @@ def test_a_state_has_methods_called_by_name_only_if_the_code_names_them() -> Non
             Decoder(base, []).value(("rebuilt", 0, "methodcaller", [name, ("tuple", [2]), ("tuple", [])]))
 
 
-def test_a_state_names_only_functions_of_numpys_kind_of_modules_that_the_code_names() -> None:
+def test_a_state_may_name_ufuncs_only_of_modules_that_the_code_names() -> None:
     base = Survey()
     base.named["scipy.special", ""] = scipy.special
     assert Decoder(base, []).value(("pure", "scipy.special", "expit")) is scipy.special.expit
@@ -135,19 +135,19 @@ def test_a_state_names_only_functions_of_numpys_kind_of_modules_that_the_code_na
     ],
     ids=lambda plain: str(plain)[:30],
 )
-def test_a_state_that_no_encoder_writes_is_refused(plain: Any) -> None:
+def test_a_malformed_state_is_refused(plain: Any) -> None:
     with pytest.raises(StateError, match=r"^the state (holds|names)"):
         decoded(plain)
 
 
-def test_the_error_for_a_malformed_state_names_the_part_of_it() -> None:
+def test_the_error_for_a_malformed_state_names_its_malformed_part() -> None:
     for plain in (("tuple", [("unknown",)]), ("list", 0, [("tuple", [("unknown",)])], None)):
         with pytest.raises(StateError, match=r"^the state holds a 'unknown', which this hpstage does not know"):
             decoded(plain)
 
 
 @pytest.mark.parametrize("tag", ["constant", "dtype"])
-def test_a_state_has_torch_import_nothing(tag: str) -> None:
+def test_a_state_that_names_a_missing_attribute_of_torch_imports_no_module(tag: str) -> None:
     lazy = [name for name in ("_inductor", "onnx", "_export") if f"torch.{name}" not in sys.modules]
     before = set(sys.modules)
     for name in lazy or ["nn"]:
@@ -156,7 +156,7 @@ def test_a_state_has_torch_import_nothing(tag: str) -> None:
     assert set(sys.modules) == before
 
 
-def test_a_generator_that_a_module_of_a_library_holds_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_random_generator_of_a_library_module_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     held, own = random.Random(3), random.Random(3)
     monkeypatch.setattr(colorsys, "NUMBERS", (held,), raising=False)
     monkeypatch.setattr(sys.modules[__name__], "OWN", own, raising=False)
@@ -168,17 +168,17 @@ def test_a_generator_that_a_module_of_a_library_holds_is_refused_by_its_name(mon
 
 
 @pytest.mark.parametrize(("module", "name"), [("subprocess", "Popen"), ("torch.hub", "_Faketqdm"), ("os", "system")])
-def test_a_state_names_no_class_of_which_it_may_hold_no_instances(module: str, name: str) -> None:
+def test_a_state_that_names_a_class_it_may_not_instantiate_is_refused(module: str, name: str) -> None:
     with pytest.raises(StateError, match=r"which is not available here"):
         decoded(("nameable", module, name))
 
 
-def test_a_state_of_a_tuple_with_too_few_items_is_refused() -> None:
+def test_a_struct_time_with_too_few_items_in_a_state_is_refused() -> None:
     with pytest.raises(StateError, match=r"holds a struct_time of 2 items"):
         decoded(("instance", 0, "time", "struct_time", [1, 2], []))
 
 
-def test_a_state_imports_nothing_by_a_name_that_it_gives() -> None:
+def test_a_state_cannot_import_a_module_by_its_name() -> None:
     assert "this" not in sys.modules
     assert creatable(Survey(), "torch.nn.utils.no_such", "A") is None
     assert creatable(Survey(), "this", "A") is None
@@ -186,7 +186,7 @@ def test_a_state_imports_nothing_by_a_name_that_it_gives() -> None:
     assert creatable(Survey(), "torch.nn.utils.prune", "L1Unstructured") is not None
 
 
-def test_gradients_through_a_kept_weight_are_refused_and_its_values_are_not() -> None:
+def test_a_saved_recomputed_weight_can_be_read_but_gradients_through_it_are_refused() -> None:
     values = torch.ones(2, 3)
     kept = kept_weight(values, "model.0.weight")
     assert torch.equal(kept, values)
@@ -196,7 +196,7 @@ def test_gradients_through_a_kept_weight_are_refused_and_its_values_are_not() ->
         (kept * nn.Parameter(values)).sum().backward()  # type: ignore[no-untyped-call]
 
 
-def test_a_file_is_opened_again_where_it_was_and_refused_with_another_content(tmp_path: Path) -> None:
+def test_a_file_is_reopened_at_its_position_and_refused_if_its_content_has_changed(tmp_path: Path) -> None:
     path = tmp_path / "numbers"
     np.arange(9.0).tofile(path)
     with path.open("rb") as file:
@@ -218,7 +218,7 @@ def test_a_file_is_opened_again_where_it_was_and_refused_with_another_content(tm
                 open_again(str(place), *found[1:])
 
 
-def test_a_file_that_was_replaced_since_it_was_opened_cannot_be_opened_again(tmp_path: Path) -> None:
+def test_a_file_that_was_replaced_after_it_was_opened_cannot_be_reopened(tmp_path: Path) -> None:
     path = tmp_path / "numbers"
     path.write_bytes(b"12")
     with path.open("rb") as file:
@@ -227,7 +227,7 @@ def test_a_file_that_was_replaced_since_it_was_opened_cannot_be_opened_again(tmp
         assert where_file_is(file) is None
 
 
-def test_a_state_may_hold_what_is_of_a_package_that_training_begins_with_objects_of() -> None:
+def test_a_state_may_hold_classes_of_packages_whose_objects_the_trainable_holds() -> None:
     data = TensorDataset(torch.arange(3.0))
     base = Surveyor().survey([("self.data", data), ("self.arguments", argparse.Namespace())])
     assert creatable(base, "torch.utils.data.dataset", "Subset") is Subset
@@ -247,7 +247,7 @@ def test_a_state_may_hold_instances_of_a_class_that_the_code_names() -> None:
     assert creatable(base, "numpy.random._generator", "Generator") is None
 
 
-def test_no_instance_is_made_of_a_class_that_keeps_one_object_for_each_value() -> None:
+def test_a_state_may_not_create_instances_of_a_class_with_one_object_per_value() -> None:
     """A library may compare its instances by identity, as there is one of each value."""
     base = Surveyor().survey([("self.tree", sympy.Function("f")(sympy.Symbol("x")))])
     assert creatable(base, "sympy.core.numbers", "Zero") is None

@@ -67,7 +67,7 @@ def is_refused(mutant: Any, load: Callable[[Any], None]) -> bool:
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 61])
-def test_each_part_of_what_was_captured_is_read_or_an_error_by_name(
+def test_a_captured_state_with_any_part_damaged_is_loaded_or_refused_and_runs_no_code(
     every: int, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state: Any = reread(world.capture())
@@ -83,7 +83,7 @@ def test_each_part_of_what_was_captured_is_read_or_an_error_by_name(
 
 
 @pytest.mark.parametrize("make", [Small, lambda: ordinary_loop], ids=["class", "function"])
-def test_each_part_of_the_state_of_a_trainable_is_read_or_an_error_by_name(make: Callable[[], object]) -> None:
+def test_a_state_of_a_trainable_with_any_part_damaged_is_loaded_or_refused(make: Callable[[], object]) -> None:
     trainable = advance(fresh(make()), 0, 2)
     state = reread(trainable.state_dict())
     expected = outcome(advance(trainable, 2, 3))
@@ -108,7 +108,7 @@ class Kept:
         return self.state
 
 
-def test_the_error_names_the_state_of_the_store() -> None:
+def test_the_error_for_a_malformed_state_names_its_key_in_the_store() -> None:
     trainable = advance(fresh(Small()), 0, 2)
     state: Any = reread(trainable.state_dict())
     del state["memory"]

@@ -59,17 +59,17 @@ def searched(metric: list[str], store: Path, trainable: object) -> hpstage.Resul
     )
 
 
-def test_bytes_are_those_of_weights_and_buffers_and_shared_ones_count_once() -> None:
+def test_bytes_of_a_model_count_weights_and_buffers_and_shared_tensors_once() -> None:
     model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.BatchNorm1d(3), nn.Linear(3, 3, bias=False))
     model[2].weight = model[0].weight
     assert measure.bytes_of(model) == 4 * (9 + 4 * 3) + 8  # num_batches_tracked is an int64
 
 
-def test_operations_are_those_of_the_products() -> None:
+def test_flops_of_a_linear_layer_are_those_of_its_matrix_product() -> None:
     assert measure.flops(nn.Linear(3, 5), torch.ones(2, 3)) == 2 * 2 * 3 * 5
 
 
-def test_a_latency_is_that_of_the_forward_pass_which_is_left_without_gradients() -> None:
+def test_measuring_latency_leaves_gradients_enabled() -> None:
     model, before = nn.Linear(3, 5), torch.is_grad_enabled()
     assert measure.latency(model, torch.ones(2, 3)) > 0
     assert torch.is_grad_enabled() == before
@@ -90,7 +90,7 @@ def test_a_search_weighs_accuracy_against_size_latency_and_seconds(tmp_path: Pat
 
 
 @pytest.mark.ci
-def test_costs_are_not_part_of_a_key(tmp_path: Path) -> None:
+def test_cost_metrics_of_a_search_are_not_part_of_the_key(tmp_path: Path) -> None:
     first = searched(["accuracy", "hpstage:seconds"], tmp_path, Small())
     again = searched(["accuracy", "bytes"], tmp_path / "other", Costly())
     more = searched(["loss", "hpstage:seconds"], tmp_path, Small())
@@ -100,7 +100,7 @@ def test_costs_are_not_part_of_a_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("metric", [["hpstage:seconds", "accuracy"], ["accuracy", "hpstage:hours"]])
-def test_costs_that_come_first_or_are_never_measured_are_refused(metric: list[str], tmp_path: Path) -> None:
+def test_a_cost_as_the_first_metric_and_an_unknown_cost_are_refused(metric: list[str], tmp_path: Path) -> None:
     with pytest.raises(
         UsageError,
         match=r"the first must be one that evaluate\(\) returns, and costs .*"
@@ -109,7 +109,7 @@ def test_costs_that_come_first_or_are_never_measured_are_refused(metric: list[st
         searched(metric, tmp_path, Small())
 
 
-def test_a_search_weighs_accuracy_against_the_bytes_of_checkpoints_which_are_exact(tmp_path: Path) -> None:
+def test_a_search_weighs_accuracy_against_the_exact_bytes_of_checkpoints(tmp_path: Path) -> None:
     result = searched(["accuracy", "hpstage:bytes"], tmp_path / "one", Small())
     again = searched(["accuracy", "hpstage:bytes"], tmp_path / "other", Small())
     for trial in result.study.trials:
@@ -119,7 +119,7 @@ def test_a_search_weighs_accuracy_against_the_bytes_of_checkpoints_which_are_exa
     assert [trial.values for trial in result.study.trials] == [trial.values for trial in again.study.trials]
 
 
-def test_bytes_of_a_checkpoint_are_known_after_it_is_gone(tmp_path: Path) -> None:
+def test_bytes_of_a_checkpoint_are_known_after_it_is_evicted(tmp_path: Path) -> None:
     first = searched(["accuracy", "hpstage:bytes"], tmp_path, Small())
     plan = SearchPlan(first.plan.workload)
     for fact in first.journal:
@@ -140,7 +140,7 @@ def with_peaks(facts: Sequence[Fact], peak: Callable[[StateReached], int | None]
     return plan
 
 
-def test_peak_bytes_are_the_most_on_a_trials_own_path(tmp_path: Path) -> None:
+def test_peak_bytes_of_a_trial_are_the_maximum_over_its_own_stages(tmp_path: Path) -> None:
     result = searched(["accuracy", "loss"], tmp_path, Small())
     ends = [trial.node_at(4).id for trial in result.plan.trials.values()]
     assert len(set(ends)) == 2
@@ -149,7 +149,7 @@ def test_peak_bytes_are_the_most_on_a_trials_own_path(tmp_path: Path) -> None:
     assert of == [104, 900]
 
 
-def test_peak_bytes_of_a_state_trained_again_are_the_most_of_both(tmp_path: Path) -> None:
+def test_peak_bytes_of_a_state_trained_again_are_the_maximum_of_all_measurements(tmp_path: Path) -> None:
     result = searched(["accuracy", "loss"], tmp_path, Small())
     plan = with_peaks(result.journal, lambda fact: 100)
     last = next(fact for fact in reversed(result.journal) if isinstance(fact, StateReached))
@@ -158,7 +158,7 @@ def test_peak_bytes_of_a_state_trained_again_are_the_most_of_both(tmp_path: Path
     assert plan.nodes[last.node].states[last.step].peak_bytes == 300
 
 
-def test_peak_bytes_that_an_earlier_build_has_not_measured_are_refused(tmp_path: Path) -> None:
+def test_peak_bytes_are_refused_if_an_earlier_build_has_not_measured_them(tmp_path: Path) -> None:
     result = searched(["accuracy", "loss"], tmp_path, Small())
     records = [msgspec.json.encode(fact) for fact in result.journal]
     old = [msgspec.json.decode(record.replace(b',"peak_bytes":null', b""), type=Fact) for record in records]  # type: ignore[arg-type]
@@ -206,7 +206,7 @@ def test_peak_bytes_on_a_gpu_are_those_of_the_steps_of_each_trial(tmp_path: Path
     assert all(trial.user_attrs["hpstage:noisy"] == "hpstage:peak_bytes" for trial in study.trials)
 
 
-def test_noisy_metrics_are_a_tuple_of_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noisy_is_refused_unless_it_is_a_tuple_of_metric_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Small, "noisy", "latency")
     with pytest.raises(UsageError, match=r"noisy is 'latency'; it must be a tuple of names of metrics"):
         noisy_of(Small())

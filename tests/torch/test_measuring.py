@@ -103,7 +103,7 @@ def counting(run: Run) -> None:
         (counting, "reports"),
     ],
 )
-def test_a_variable_through_which_training_depends_on_reports_is_refused_before_anything_is_trained(
+def test_a_variable_that_reports_change_and_training_reads_is_refused_before_training(
     function: Callable[[Run], None], name: str
 ) -> None:
     with pytest.raises(StateError, match=rf"assigns {name} where run\.wants_report is true.*stateless = \('{name}',\)"):
@@ -143,7 +143,7 @@ def stopping(run: Run) -> None:
 
 
 @pytest.mark.parametrize("function", [left_by_patience, returning, stopping])
-def test_a_loop_that_is_left_where_a_report_is_wanted_is_refused(function: Callable[[Run], None]) -> None:
+def test_a_loop_that_ends_only_if_a_report_is_wanted_is_refused(function: Callable[[Run], None]) -> None:
     with pytest.raises(StateError, match=r"leaves its loop where run\.wants_report is true.*decide in every step"):
         made(function).train(0, HP)
 
@@ -206,7 +206,9 @@ def giving_back(run: Run) -> Any:
 
 
 @pytest.mark.parametrize("function", [noting, showing, giving_back])
-def test_what_training_does_not_depend_on_is_allowed(function: Callable[[Run], None]) -> None:
+def test_a_variable_that_reports_change_is_allowed_if_training_does_not_depend_on_it(
+    function: Callable[[Run], None],
+) -> None:
     trainable = made(function)
     trainable.train(0, HP)
     trainable.close()
@@ -274,7 +276,7 @@ def searched(folder: Path, **options: Any) -> hpstage.Result:
 @pytest.mark.ci
 @pytest.mark.forks
 @pytest.mark.usefixtures("reruns_on_any_machine")
-def test_training_again_without_the_reports_on_the_way_finds_what_depends_on_them(
+def test_a_rerun_without_intermediate_reports_finds_training_that_depends_on_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The verification of forks sees the steps next to a fork alone."""
@@ -285,6 +287,6 @@ def test_training_again_without_the_reports_on_the_way_finds_what_depends_on_the
 
 
 @pytest.mark.ci
-def test_the_audit_of_a_whole_trial_requests_no_report_before_its_end(tmp_path: Path) -> None:
+def test_the_audit_of_a_whole_trial_finds_training_that_depends_on_intermediate_reports(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"weight"):
         searched(tmp_path, verify="off", audit="winner")

@@ -48,7 +48,7 @@ def drawn(hp: Mapping[str, Any], position: int, count: int, workers: int = 0) ->
         batches.close()
 
 
-def test_samples_are_a_function_of_seed_position_and_the_ratio_of_weights() -> None:
+def test_samples_of_a_mixture_depend_only_on_seed_position_and_ratio_of_weights() -> None:
     whole = drawn(weighed(0.5, 0.3, 0.2), 0, 9000)
     assert whole[4000:4600] == drawn(weighed(5, 3, 2), 4000, 600)
     assert whole != drawn(weighed(0.5, 0.3, 0.2, seed=4), 0, 9000)
@@ -61,12 +61,12 @@ def test_samples_are_a_function_of_seed_position_and_the_ratio_of_weights() -> N
 
 
 @pytest.mark.parametrize(("name", "weights"), [("a", (1, 0, 0)), ("b", (0, 1, 0)), ("c", (0, 0, 2))])
-def test_a_single_source_is_sampled_as_its_data_set(name: str, weights: tuple[int, int, int]) -> None:
+def test_a_mixture_of_a_single_source_is_sampled_like_its_data_set(name: str, weights: tuple[int, int, int]) -> None:
     alone = batches_of(numbers()[name], None, None)
     assert drawn(weighed(*weights), 20, 100) == alone.take(3, 20, 100)[0].tolist()  # type: ignore[union-attr]
 
 
-def test_mixtures_of_one_seed_have_most_samples_in_common() -> None:
+def test_similar_mixtures_with_the_same_seed_share_most_samples() -> None:
     one, other = (drawn(weighed(0.5, 0.5 - c, c), 0, 4000) for c in (0.0, 0.1))
     assert sum(map(int.__ne__, one, other)) == pytest.approx(400, rel=0.2)
 
@@ -84,13 +84,13 @@ def test_mixtures_of_one_seed_have_most_samples_in_common() -> None:
         ({"mixture.a": 1e308, "mixture.b": 1e308}, "add up to inf"),
     ],
 )
-def test_weights_that_are_none_are_refused_by_name(changed: dict[str, Any], message: str) -> None:
+def test_missing_or_invalid_mixture_weights_are_refused_by_name(changed: dict[str, Any], message: str) -> None:
     hp = {name: value for name, value in {**weighed(1, 1, 1), **changed}.items() if value is not None}
     with pytest.raises(UsageError, match=message.replace("(", r"\(")):
         Mixture(numbers()).seed(hp)
 
 
-def test_a_loader_whose_order_a_mixture_would_decide_is_refused() -> None:
+def test_a_mixture_in_an_unshuffled_loader_in_a_subset_or_without_samples_is_refused() -> None:
     with pytest.raises(UsageError, match="a Mixture, whose weights decide the order; give the DataLoader shuffle=True"):
         batches_of(DataLoader(Mixture(numbers()), batch_size=4), None, None)
     with pytest.raises(UsageError, match="is a Subset of a Mixture, whose weights would have no effect"):
@@ -103,7 +103,7 @@ def test_a_loader_whose_order_a_mixture_would_decide_is_refused() -> None:
         batches_of(Mixture(numbers()), None, None).take(0, 0, 4)  # type: ignore[union-attr]
 
 
-def test_a_seed_with_other_weights_is_another_also_in_another_process() -> None:
+def test_mixture_seeds_with_different_weights_are_different() -> None:
     one, other = MixedSeed(1, (0.5, 1.0)), MixedSeed(1, (0.25, 1.0))
     assert one != other and one == copy.copy(one) and hash(one) != hash(other)
     assert one != 1 and int(one) == 1
@@ -183,7 +183,7 @@ def tensors(trial: hpstage.TrainedTrial) -> list[Any]:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("kind", [Mixed, InParts, Stacked, Loading, pytest.param("function", marks=pytest.mark.slow)])
-def test_five_mixtures_and_three_seeds_are_each_that_trial_trained_by_itself(kind: Any, tmp_path: Path) -> None:
+def test_micro_anneals_of_five_mixtures_equal_those_trials_trained_without_sharing(kind: Any, tmp_path: Path) -> None:
     here: dict[str, Any] = {"executor": Unmeasured()}
     trainable = by_function if kind == "function" else kind()
     trunk = hpstage.train(trainable, HP, steps=12, metric="loss", store=tmp_path / "store", checkpoint_every=4, **here)
@@ -201,7 +201,7 @@ def test_five_mixtures_and_three_seeds_are_each_that_trial_trained_by_itself(kin
     assert high.difference < 0 and high.low < high.difference < high.high and high.seeds == 3
 
 
-def test_differences_are_of_pairs_of_one_seed(tmp_path: Path) -> None:
+def test_differences_between_micro_anneals_are_paired_by_seed(tmp_path: Path) -> None:
     here: dict[str, Any] = {"executor": hpstage.InlineExecutor()}
     trunk = hpstage.train(Mixed(), HP, steps=8, metric="loss", store=tmp_path, **here)
     found = trunk.microanneal({"x": {"high": 1}, "y": {"low": 1}}, control="y", at=8, steps=2, seeds=[7, 5], **here)
@@ -231,7 +231,9 @@ def test_differences_are_of_pairs_of_one_seed(tmp_path: Path) -> None:
         ({"wd": 0.1}, "no hyperparameter 'wd'"),
     ],
 )
-def test_what_cannot_be_annealed_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_invalid_arguments_of_microanneal_are_refused_by_name(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     here: dict[str, Any] = {"executor": hpstage.InlineExecutor()}
     trunk = hpstage.train(Mixed(), HP, steps=8, metric="loss", store=tmp_path, **here)
     given: dict[str, Any] = {"mixtures": {"x": {"high": 1}, "y": {"low": 1}}, "control": "y", "at": 8, "steps": 2}
@@ -239,7 +241,7 @@ def test_what_cannot_be_annealed_is_refused(options: dict[str, Any], message: st
         trunk.microanneal(**{**given, **options}, **here)
 
 
-def test_a_trunk_without_a_seed_is_refused_by_a_remedy_that_works(tmp_path: Path) -> None:
+def test_microanneal_of_a_trunk_without_a_seed_is_refused_with_a_remedy_that_works(tmp_path: Path) -> None:
     here: dict[str, Any] = {"executor": hpstage.InlineExecutor(), "store": tmp_path, "metric": "loss"}
     hp = {name: value for name, value in HP.items() if name != "seed"}
     given: dict[str, Any] = {"mixtures": {"x": {"high": 1}}, "control": "x", "at": 2, "steps": 1}
@@ -249,12 +251,12 @@ def test_a_trunk_without_a_seed_is_refused_by_a_remedy_that_works(tmp_path: Path
     assert len(trunk.microanneal(**given, executor=here["executor"]).trials["x"]) == 3
 
 
-def test_quantiles_are_those_of_student() -> None:
+def test_quantiles_approximate_those_of_students_t_distribution() -> None:
     for degrees in (1, 2, 3, 4, 5, 7, 10, 30, 1000):
         assert _quantile(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), rel=2e-3)
 
 
-def test_a_mixture_is_other_data_than_its_sources_end_to_end() -> None:
+def test_a_mixture_has_a_different_data_digest_than_its_concatenated_sources() -> None:
     class EndToEnd(Mixed):
         def dataset(self) -> Any:
             return ConcatDataset(super().dataset().datasets)

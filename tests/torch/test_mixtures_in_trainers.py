@@ -112,7 +112,7 @@ KINDS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
         for kind in KINDS
     ],
 )
-def test_micro_anneals_are_each_that_trial_trained_by_itself(kind: str, tmp_path: Path) -> None:
+def test_micro_anneals_of_trainers_equal_those_trials_trained_without_sharing(kind: str, tmp_path: Path) -> None:
     make, hp, metric = KINDS[kind]
     trunk = hpstage.train(make(), hp, steps=10, metric=metric, store=tmp_path / "store", checkpoint_every=5, **here())
     found = trunk.microanneal(MIXTURES, control="as before", at=7, steps=5, seeds=2, **here())
@@ -127,7 +127,7 @@ def test_micro_anneals_are_each_that_trial_trained_by_itself(kind: str, tmp_path
     assert found.trials["high"][0].schedules[rate].value(11) == pytest.approx(hp[rate] / 5)
 
 
-def test_lightning_trains_on_what_the_weights_decide(tmp_path: Path) -> None:
+def test_lightning_trains_on_the_samples_that_the_mixture_weights_select(tmp_path: Path) -> None:
     made = LightningTrainable(Mean, datamodule=MixedData(), trainer=CPU)
     run = hpstage.train(made, HP, steps=10, metric="loss", store=tmp_path, evaluate_every=1, **here())
     batches, start = batches_of(mixture(), None, None), 0
@@ -166,7 +166,7 @@ def test_lightning_trains_on_what_the_weights_decide(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_would_make_the_weights_count_for_nothing_is_refused(
+def test_settings_that_would_ignore_the_mixture_weights_are_refused(
     make: Callable[[], Any], hp: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     metric = "eval_loss" if hp is BERT else "loss"

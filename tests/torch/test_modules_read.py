@@ -93,7 +93,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("load", LOADED.values(), ids=LOADED)
-def test_a_module_that_training_loads_is_named_and_refused_once_it_is_another(
+def test_a_store_is_refused_if_a_module_that_training_loads_has_changed(
     load: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = search(in_loss(load))
@@ -121,14 +121,14 @@ class Versioned(InDataset):
 
 
 @pytest.mark.parametrize("make", [InDataset, Versioned])
-def test_a_module_that_makes_the_data_counts(make: Any) -> None:
+def test_a_store_is_refused_if_a_module_that_creates_the_data_has_changed(make: Any) -> None:
     search(make())
     write(2.0)
     with pytest.raises(StoreError, match="training reads the module scaling, which changed"):
         search(make())
 
 
-def test_what_is_compiled_already_counts_by_its_source() -> None:
+def test_a_module_loaded_from_bytecode_is_recorded_by_its_source_file() -> None:
     load = LOADED["by a library"]
     LOADED["by a library"]()
     assert [*Path("__pycache__").glob("scaling*")] or sys.dont_write_bytecode
@@ -137,7 +137,7 @@ def test_what_is_compiled_already_counts_by_its_source() -> None:
     assert [*watching.imported] == [str(Path("scaling.py").absolute())]
 
 
-def test_a_module_that_an_earlier_search_has_loaded_counts_as_it_was_loaded() -> None:
+def test_a_module_loaded_by_an_earlier_search_counts_as_loaded_and_not_as_its_file_is_now() -> None:
     load = LOADED["by a library"]
     search(in_loss(load), store="one")
     Path("scaling.py").write_text("def scale(): return 2.0\n")  # not loaded again
@@ -147,7 +147,7 @@ def test_a_module_that_an_earlier_search_has_loaded_counts_as_it_was_loaded() ->
         search(in_loss(load), store="another")
 
 
-def test_a_module_has_one_name_wherever_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_moved_to_another_folder_is_the_same_input(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = search(in_loss(LOADED["by a library"]))
     forget()
     for name in ("scaling.py", "outer_scaling.py"):
@@ -186,7 +186,9 @@ COVERED: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("make", COVERED.values(), ids=COVERED)
-def test_a_module_that_the_key_covers_is_not_an_input(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_modules_covered_by_key_version_or_stateless_or_written_by_training_are_not_inputs(
+    make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     search(make())
     assert "Training reads" not in caplog.text
 

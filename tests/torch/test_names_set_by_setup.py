@@ -87,7 +87,7 @@ class SetsNames(Small):
         return torch.tanh(nn.functional.softsign(super().loss(model, batch))) * by
 
 
-def test_what_setup_puts_under_global_names_is_made_again_for_each_trial() -> None:
+def test_global_names_that_setup_sets_are_set_again_for_each_trial() -> None:
     trainable: Any = fresh(SetsNames())
     state = reread(advance(trainable, 0, 3).state_dict())
     expected = outcome(advance(trainable, 3, 6))
@@ -157,7 +157,7 @@ def not_loaded() -> None:
 
 @pytest.mark.usefixtures("not_loaded")
 @pytest.mark.parametrize(("name", "path"), [("Counted", r"^Counted"), ("numbered", r"^self\.found\.calls")])
-def test_a_class_or_function_of_a_module_met_only_in_setup_is_refused_to_the_next_trial(name: str, path: str) -> None:
+def test_a_changed_class_of_a_module_that_setup_imports_is_refused_in_the_next_trial(name: str, path: str) -> None:
     trainable: Any = fresh(ByName(name))
     advance(trainable, 0, 2)
     trainable.setup(hp_at(0))
@@ -185,7 +185,7 @@ def from_a_registry(run: Any) -> None:
         run.report(weight=float(net.weight.detach().sum()))
 
 
-def test_a_registry_that_a_module_met_only_in_setup_fills_is_refused_to_the_next_trial(
+def test_a_registry_filled_by_a_module_that_setup_imports_is_refused_in_the_next_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registers = f"from {__name__} import registered\nfrom torch import nn\n\n@registered\nclass Net(nn.Linear): pass\n"

@@ -101,13 +101,13 @@ def openblas() -> bool:
 
 @pytest.mark.ci
 @pytest.mark.skipif(not openblas(), reason="NumPy stands on another BLAS")
-def test_other_kernels_make_another_workload(usual: list[str], tmp_path: Path) -> None:
+def test_other_kernels_of_openblas_change_the_key(usual: list[str], tmp_path: Path) -> None:
     other = "Nehalem" if os.uname().machine == "x86_64" else "ARMV8"
     assert search(tmp_path, "inline", OPENBLAS_CORETYPE=other)[0] != usual[0]
 
 
 @pytest.mark.ci
-def test_other_vector_extensions_of_numpy_make_another_workload(usual: list[str], tmp_path: Path) -> None:
+def test_other_vector_extensions_of_numpy_change_the_key(usual: list[str], tmp_path: Path) -> None:
     found = np.show_config("dicts")["SIMD Extensions"].get("found", [])  # type: ignore[call-overload]
     if not found:
         pytest.skip("this processor has none that NumPy could do without")
@@ -124,7 +124,7 @@ def naming_numpy(run: Run) -> Any:
     return np.zeros(3)
 
 
-def test_the_linear_algebra_of_scipy_counts_where_the_code_names_a_package_that_requires_it() -> None:
+def test_blas_of_scipy_is_in_the_key_if_the_code_names_a_package_that_requires_scipy() -> None:
     assert "scipy" in describe(as_trainable(naming_sklearn)).described["blas"]
     assert "scipy" not in describe(as_trainable(naming_numpy)).described["blas"]
 
@@ -161,7 +161,7 @@ def threads_of_a_function(run: Run) -> None:
 
 
 @pytest.mark.parametrize("trainable", [Threads(), threads_of_a_function])
-def test_training_in_this_process_has_one_thread_and_the_users_own_setting_is_put_back(trainable: Any) -> None:
+def test_inline_training_uses_one_thread_and_restores_the_users_thread_settings(trainable: Any) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

@@ -103,7 +103,7 @@ def _script_classes() -> Iterator[None]:
 @pytest.mark.ci
 @pytest.mark.parametrize(("name", "place"), CASES)
 @pytest.mark.ci_one_in(2)
-def test_it_is_captured_exactly_or_refused_by_name(name: str, place: str) -> None:
+def test_state_in_an_unusual_place_is_captured_exactly_or_refused_by_name(name: str, place: str) -> None:
     refused = ODDITIES[name].refused
     if refused is None:
         trained(name, place)

@@ -120,7 +120,7 @@ def described(kind: type, arguments: Mapping[str, Any]) -> str:
 CASES = [(kind, arguments) for kind in optimizers() for arguments in variants(kind)]
 
 
-def test_all_optimizers_are_covered() -> None:
+def test_all_optimizers_of_torch_are_tested() -> None:
     names = {kind.__name__ for kind, _ in CASES}
     assert {"SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "ASGD", "Rprop", "LBFGS"} <= names
     assert {"SparseAdam", "RAdam", "NAdam"} <= names
@@ -132,7 +132,7 @@ def test_all_optimizers_are_covered() -> None:
 @pytest.mark.parametrize(("kind", "arguments"), CASES, ids=[described(*case) for case in CASES])
 @pytest.mark.one_in(4)
 @pytest.mark.ci_one_in(3)
-def test_an_optimizer_continues_exactly(
+def test_an_optimizer_of_torch_continues_exactly_from_a_saved_state(
     kind: type[torch.optim.Optimizer], arguments: dict[str, Any], form: str
 ) -> None:
     if kind is torch.optim.SGD and "fused" in arguments and form == "bfloat16":

@@ -261,5 +261,5 @@ EXACT = [
 
 @pytest.mark.ci
 @pytest.mark.parametrize("function", EXACT)
-def test_ordinary_loops_are_forked_anywhere(function: Callable[[Run], Any]) -> None:
+def test_ordinary_loops_continue_exactly_after_a_fork(function: Callable[[Run], Any]) -> None:
     assert_forks_continue(function)

@@ -66,7 +66,7 @@ PATCHES: dict[str, tuple[Any, str, object]] = {
 
 
 @pytest.mark.parametrize("place", PATCHES)
-def test_a_patch_of_only_this_process_is_refused_by_name_elsewhere(place: str) -> None:
+def test_a_patch_of_a_library_is_refused_by_name_in_a_process_without_it(place: str) -> None:
     owner, name, value = PATCHES[place]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, value, raising=False)
@@ -87,7 +87,7 @@ def test_a_patch_of_only_this_process_is_refused_by_name_elsewhere(place: str) -
         ("torch.optim.optimizer._global_optimizer_post_hooks", register_optimizer_step_post_hook),
     ],
 )
-def test_hooks_of_all_modules_and_optimizers_are_patches(place: str, register: Callable[..., Any]) -> None:
+def test_global_hooks_of_modules_and_optimizers_count_as_patches(place: str, register: Callable[..., Any]) -> None:
     handle = register(mine)
     packed = pack(Small(), LIBRARIES)
     unpack(packed)
@@ -96,7 +96,7 @@ def test_hooks_of_all_modules_and_optimizers_are_patches(place: str, register: C
         unpack(packed)
 
 
-def test_patches_of_libraries_by_each_other_and_of_what_trains_nothing_are_not_counted(
+def test_patches_by_other_libraries_and_of_modules_outside_training_are_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = patches()
@@ -116,11 +116,11 @@ def test_a_ctypes_pointer_type_is_not_a_patch_whichever_module_created_it(monkey
     assert not [place for place in patches() if place.startswith("ctypes")]
 
 
-def test_patches_of_libraries_that_are_not_imported_where_trials_train_are_passed_by() -> None:
+def test_patches_of_libraries_that_a_worker_has_not_imported_are_ignored() -> None:
     assert lacking({"not_imported:dumps": "mine", "json:dumps": "mine"}) == ["json:dumps"]
 
 
-def test_what_is_unpacked_has_the_settings_of_the_process_that_has_packed_it() -> None:
+def test_unpacking_a_trainable_applies_the_settings_of_the_process_that_packed_it() -> None:
     before = settings.read_all()
     try:
         torch.set_default_dtype(torch.float64)
@@ -157,12 +157,12 @@ class Mode(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_a_mode_that_is_open_around_a_search_is_refused_by_name() -> None:
+def test_a_torch_mode_that_is_open_around_a_search_is_refused_by_name() -> None:
     with Mode(), pytest.raises(StateError, match=r"test_patches\.Mode, a mode of torch, is open"):
         pack(Small(), LIBRARIES)
 
 
-def test_code_that_names_a_part_of_torch_that_is_not_a_plain_module_can_be_sent() -> None:
+def test_code_that_reads_a_setting_of_a_torch_backend_can_be_packed() -> None:
     names: dict[str, Any] = {"torch": torch, "__name__": "__main__"}
     exec("def precision():\n    return torch.backends.mkldnn.matmul.fp32_precision", names)
     assert unpack(pack(names["precision"], LIBRARIES))() == torch.backends.mkldnn.matmul.fp32_precision
@@ -176,14 +176,16 @@ class PatchingData(Small):
         return super().dataset()
 
 
-def test_a_patch_made_by_dataset_counts_from_the_first_search_of_a_process() -> None:
+def test_a_patch_made_in_dataset_is_in_the_key_from_the_first_search_on() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.nn.functional, "made_with_data", None, raising=False)
         first, second = (describe(as_trainable(PatchingData())).identity for _ in range(2))
     assert first == second
 
 
-def test_libraries_are_looked_through_once_for_the_key_and_for_the_first_setup(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_are_searched_for_patches_once_for_the_key_and_the_first_setup(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     looks = []
     for module in (environment, world):
         monkeypatch.setattr(module, "standing", lambda: looks.append(1) or standing())
@@ -213,7 +215,7 @@ ENTRIES: dict[str, tuple[object, object]] = {
 
 
 @pytest.mark.parametrize("kind", ENTRIES)
-def test_an_entry_of_a_librarys_registry_is_found_and_refused_in_processes_without_it(
+def test_a_users_entry_in_a_library_registry_is_refused_in_processes_without_it(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, entry = ENTRIES[kind]
@@ -235,7 +237,9 @@ def test_an_entry_of_a_librarys_registry_is_found_and_refused_in_processes_witho
         unpack(packed)
 
 
-def test_models_and_numbers_in_a_table_and_tables_of_caches_are_not_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_and_numbers_in_library_dicts_and_entries_of_caches_are_not_patches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before = patches()
     monkeypatch.setattr(nn.functional, "seen", {"model": Mine(), "n": 1, "text": "no:module"}, raising=False)
     monkeypatch.setattr(nn.functional, "relu_cache", {Mine: mine}, raising=False)
@@ -269,7 +273,7 @@ wrapper, part, instance = property(function), functools.partial(function, 1), Cl
 
 @pytest.mark.ci
 @pytest.mark.parametrize("kind", ["function", "Class", "wrapper", "part", "instance"])
-def test_a_patch_is_found_once_its_module_counts_as_the_users(
+def test_a_patch_is_found_as_soon_as_its_module_is_imported_as_user_code(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another module that comes or goes changes nothing: libraries are not looked through again."""
@@ -292,7 +296,7 @@ def test_a_patch_is_found_once_its_module_counts_as_the_users(
     assert value not in [found for _, found in standing()]
 
 
-def test_an_object_whose_class_becomes_callable_later_is_found() -> None:
+def test_a_patch_by_an_object_whose_class_becomes_callable_later_is_found() -> None:
     class Later:
         pass
 
@@ -303,7 +307,7 @@ def test_an_object_whose_class_becomes_callable_later_is_found() -> None:
         assert later in [found for _, found in standing()]
 
 
-def test_a_table_that_changes_while_it_is_listed_is_listed_once_more() -> None:
+def test_a_dict_that_changes_while_it_is_listed_is_listed_again() -> None:
     """As by another thread, for which what is listed stands here: it adds a pair while the first pairs are given."""
     table = {n: n for n in range(3000)}
 
@@ -319,7 +323,7 @@ def test_a_table_that_changes_while_it_is_listed_is_listed_once_more() -> None:
 
 
 @pytest.mark.ci
-def test_modules_searched_ahead_are_skipped_and_later_patches_are_found(
+def test_modules_searched_in_advance_are_skipped_and_later_patches_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -97,7 +97,7 @@ def by_hand(kind: str) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_estimator_is_forked_by_what_pickled_gives(kind: str) -> None:
+def test_an_estimator_saved_with_hpstage_pickled_forks_exactly(kind: str) -> None:
     assert search(Estimator(kind), checkpoint_every=2) == by_hand(kind)
 
 
@@ -107,7 +107,7 @@ def test_a_pickle_that_differs_only_in_bytes_is_refused_with_a_replacement(kind:
         search(Plainly(kind))
 
 
-def test_what_is_met_twice_and_can_change_comes_back_as_one_object() -> None:
+def test_hpstage_pickled_restores_a_shared_mutable_object_as_one_object() -> None:
     source, array = random.Random(1), np.arange(3)
     loop: list[Any] = [source, (source, array), {"array": array, "names": ("a" * 3, "aaa")}]
     loop.append((loop,))
@@ -119,6 +119,6 @@ def test_what_is_met_twice_and_can_change_comes_back_as_one_object() -> None:
     assert again[0].random() == source.random()
 
 
-def test_what_cannot_be_pickled_is_refused_as_by_pickle() -> None:
+def test_hpstage_pickled_refuses_objects_that_pickle_refuses() -> None:
     with pytest.raises((TypeError, pickle.PicklingError, AttributeError)):
         hpstage.pickled(lambda: io.BytesIO())

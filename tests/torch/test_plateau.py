@@ -43,7 +43,7 @@ def space(trial: optuna.Trial) -> dict[str, Any]:
 
 
 @pytest.mark.ci
-def test_a_loop_with_reduce_lr_on_plateau_is_matched_bit_for_bit(tmp_path: Path) -> None:
+def test_plateau_trains_like_a_loop_with_reduce_lr_on_plateau_bit_for_bit(tmp_path: Path) -> None:
     study = optuna.create_study(sampler=optuna.samplers.GridSampler({"patience": [0, 1, 2]}))
     here = hpstage.InlineExecutor()
     result = hpstage.optimize(study, fitted, space, metric="loss", steps=STEPS, executor=here, store=tmp_path)

@@ -37,12 +37,12 @@ def _expression(line: str) -> str:
 
 
 @pytest.mark.parametrize("port", PORTS)
-def test_at_most_ten_lines_change(port: str) -> None:
+def test_a_ported_script_changes_at_most_ten_lines(port: str) -> None:
     assert len(changed(port)) <= 10, changed(port)
 
 
 @pytest.mark.parametrize("port", PORTS)
-def test_shared_equals_unshared_training_and_the_accuracy_is_that_of_the_model(port: str, tmp_path: Path) -> None:
+def test_a_ported_script_has_the_same_values_and_models_with_and_without_sharing(port: str, tmp_path: Path) -> None:
     from porting import function, trainable  # type: ignore[import-not-found]
 
     subject = function.main if port == "function" else trainable.Digits()

@@ -143,7 +143,7 @@ BOUNDS: dict[str, Any] = {
 @pytest.mark.ci
 @settings(max_examples=10, derandomize=True, **BOUNDS)
 @given(recipes, trials)
-def test_trials_that_share_equal_unshared_trials(recipe: Recipe, tree: list[Trial]) -> None:
+def test_trials_of_random_trainables_equal_trials_trained_without_sharing(recipe: Recipe, tree: list[Trial]) -> None:
     check(recipe, tree)
 
 
@@ -151,7 +151,9 @@ def test_trials_that_share_equal_unshared_trials(recipe: Recipe, tree: list[Tria
 @pytest.mark.timeout(3600)  # ten minutes on two quiet cores
 @settings(max_examples=1500, **BOUNDS)
 @given(recipes, trials)
-def test_many_trials_that_share_equal_unshared_trials(recipe: Recipe, tree: list[Trial]) -> None:
+def test_many_trials_of_random_trainables_equal_trials_trained_without_sharing(
+    recipe: Recipe, tree: list[Trial]
+) -> None:
     check(recipe, tree)
 
 
@@ -159,6 +161,6 @@ def test_many_trials_that_share_equal_unshared_trials(recipe: Recipe, tree: list
 @pytest.mark.parametrize("name", sorted(KEEPERS))
 @pytest.mark.one_in(11)
 @pytest.mark.ci_one_in(2)
-def test_whatever_counts_wherever_it_is_kept_is_captured(name: str, place: str) -> None:
+def test_each_kind_of_state_is_captured_in_each_place(name: str, place: str) -> None:
     tree = [Trial(0.01, 5, 3, False, frozenset({2})), Trial(0.01, 6, 4, True, frozenset())]
     check(Recipe(keepers=((name, place),)), tree)

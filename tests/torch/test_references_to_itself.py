@@ -183,7 +183,7 @@ def expected() -> list[float]:
 @pytest.mark.parametrize("sharing", [True, False], ids=["shared", "alone"])
 @pytest.mark.parametrize("kind", REFERRING)
 @pytest.mark.one_in(3)
-def test_a_reference_to_the_trainable_leads_to_what_is_trained(
+def test_references_of_a_trainable_to_itself_do_not_change_training(
     kind: type[Scaled], sharing: bool, expected: list[float]
 ) -> None:
     trainable = kind()
@@ -229,7 +229,7 @@ class Plain:
         self.w, self.n = state["w"], state["n"]
 
 
-def test_a_plain_object_is_trained_as_by_hand() -> None:
+def test_a_plain_object_with_references_to_itself_is_trained_as_by_hand() -> None:
     by_hand = []
     for drop in (3, 5):
         for scale in (0.5, 2.0):
@@ -254,7 +254,7 @@ class Failing(Table):
         raise RuntimeError("out of paper")
 
 
-def test_the_object_is_the_users_again_after_a_search_that_failed() -> None:
+def test_a_trainable_has_its_original_attributes_after_a_failed_search() -> None:
     trainable = Failing()
     before = dict(vars(trainable))
     with pytest.raises(TrainingError, match="out of paper"):
@@ -263,7 +263,7 @@ def test_the_object_is_the_users_again_after_a_search_that_failed() -> None:
     assert trainable.hp == {}
 
 
-def test_what_a_users_own_description_sets_is_there_in_training_and_not_on_the_users_object() -> None:
+def test_attributes_set_by_describe_data_are_available_only_in_training() -> None:
     class Describing(Plain):
         def describe_data(self) -> str:
             self.data = np.arange(3.0)
@@ -284,7 +284,7 @@ def test_what_a_users_own_description_sets_is_there_in_training_and_not_on_the_u
     assert vars(subject) == before
 
 
-def test_one_object_is_trained_by_one_at_a_time() -> None:
+def test_a_search_is_refused_while_its_trainable_is_being_trained() -> None:
     trainable = Table()
     holder: Any = fresh(trainable, {**hp_at(0), "scale": 1.0})
     holder.state_dict()
@@ -294,7 +294,7 @@ def test_one_object_is_trained_by_one_at_a_time() -> None:
     search(trainable)
 
 
-def test_two_searches_of_one_object_at_the_same_time_are_refused() -> None:
+def test_a_second_concurrent_search_of_the_same_trainable_is_refused() -> None:
     trainable, refused = Table(), []
 
     def other() -> None:
@@ -314,7 +314,7 @@ def test_two_searches_of_one_object_at_the_same_time_are_refused() -> None:
 
 
 @pytest.mark.ci
-def test_an_object_whose_training_was_dropped_is_the_users_again() -> None:
+def test_a_trainable_has_its_original_attributes_after_its_adapter_is_deleted() -> None:
     trainable = Table()
     before = dict(vars(trainable))
     advance(fresh(trainable, {**hp_at(0), "scale": 1.0}), 0, 0).state_dict()
@@ -334,7 +334,7 @@ class Frozen(Small):
         return torch.optim.SGD(model.parameters(), lr=hp["lr"], momentum=hp["momentum"])
 
 
-def test_a_frozen_dataclass_is_trained_like_any_other() -> None:
+def test_a_frozen_dataclass_is_trained_like_any_other_trainable() -> None:
     frozen: Any = fresh(Frozen())
     assert outcome(advance(frozen, 0, 4)) == outcome(advance(fresh(Small()), 0, 4))
 
@@ -360,12 +360,12 @@ class Replacing(Small):
 @pytest.mark.parametrize(
     ("kind", "who"), [(Defaulting, "model"), (Dropping, r"update\(\) or loss"), (Replacing, "evaluate")]
 )
-def test_hyperparameters_that_are_written_to_are_refused_with_a_remedy(kind: type[Small], who: str) -> None:
+def test_a_method_that_changes_self_hp_is_refused_with_the_remedy(kind: type[Small], who: str) -> None:
     with pytest.raises(UsageError, match=rf"{kind.__name__}\.{who}\(\).* has changed self\.hp from .*dict\(hp\).*get"):
         advance(fresh(kind()), 0, 1).evaluate()
 
 
-def test_changes_of_values_by_a_plain_object_do_not_reach_the_next_step() -> None:
+def test_hyperparameters_that_a_plain_object_changes_are_reset_at_the_next_step() -> None:
     seen = []
 
     class Writing(Plain):

@@ -133,7 +133,7 @@ CASES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
 
 @pytest.mark.ci
 @pytest.mark.parametrize(("make", "names"), CASES.values(), ids=list(CASES))
-def test_all_that_differs_is_named_at_once_and_excluded_as_the_message_says(
+def test_an_error_names_all_differing_attributes_and_its_stateless_line_excludes_them(
     make: Callable[[], Any], names: tuple[str, ...]
 ) -> None:
     with pytest.raises(StateError) as refused:
@@ -162,7 +162,7 @@ def main(run):
 
 
 @pytest.mark.ci
-def test_the_line_for_a_function_works_where_it_is_pasted_below_it(tmp_path: Path) -> None:
+def test_the_stateless_line_of_an_error_works_if_pasted_below_the_function(tmp_path: Path) -> None:
     script = tmp_path / "as_written.py"
     script.write_text(SCRIPT)
     with pytest.raises(StateError) as refused:
@@ -199,7 +199,7 @@ class WithAdam:
 
 
 @pytest.mark.ci
-def test_torch_objects_can_be_kept_as_pickles() -> None:
+def test_torch_objects_can_be_saved_with_hpstage_pickled() -> None:
     assert None not in searched(WithAdam())
 
 
@@ -214,7 +214,7 @@ def test_torch_objects_can_be_kept_as_pickles() -> None:
     ],
     ids=["plain", "empty", "bfloat16", "view", "parameter"],
 )
-def test_pickled_tensors_are_what_they_were_with_equal_bytes_each_time(tensor: torch.Tensor) -> None:
+def test_tensors_saved_with_hpstage_pickled_are_restored_and_give_equal_bytes_again(tensor: torch.Tensor) -> None:
     content = hpstage.pickled(tensor)
     loaded = pickle.loads(content)  # noqa: S301  # its own
     assert type(loaded) is type(tensor)
@@ -276,7 +276,7 @@ class Pointing(Counting):
 
 
 @pytest.mark.ci
-def test_another_address_is_not_a_difference() -> None:
+def test_a_changed_memory_address_in_a_pointer_is_not_a_difference() -> None:
     assert None not in searched(Pointing())
 
 
@@ -293,12 +293,12 @@ class Numbered(Pointing):
         self.counted = ctypes.c_void_p(self.counted.value + 1)
 
 
-def test_a_number_in_a_pointer_is_a_number() -> None:
+def test_a_number_counted_in_a_pointer_is_a_difference() -> None:
     with pytest.raises(StateError, match=r"self\.counted is"):
         searched(Numbered())
 
 
-def test_a_bare_name_is_only_an_attribute_of_the_trainable() -> None:
+def test_a_name_in_stateless_does_not_cover_attributes_of_other_objects() -> None:
     subject = by_trainer()
     subject.stateless = ("loss",)  # type: ignore[attr-defined]
     with pytest.raises(StateError, match=r"self\.loss"):
@@ -310,7 +310,7 @@ class Seen:
     cache: ClassVar[dict[int, float]] = {}
 
 
-def test_an_attribute_of_a_class_that_is_named_remains_where_another_one_is_restored() -> None:
+def test_other_class_attributes_are_restored_if_one_is_declared_stateless() -> None:
     def train(run: hpstage.Run) -> None:
         run.attach(counted=Counted())
         for step in run.steps():
@@ -322,7 +322,7 @@ def test_an_attribute_of_a_class_that_is_named_remains_where_another_one_is_rest
     assert searched(train) == [STEPS, STEPS]
 
 
-def test_an_address_is_in_no_state() -> None:
+def test_a_memory_address_in_an_attached_object_is_refused() -> None:
     def train(run: hpstage.Run) -> None:
         model: Any = torch.nn.Linear(1, 1)
         model.memory, model.handle = ctypes.c_double(0.0), ctypes.c_void_p()

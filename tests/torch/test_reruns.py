@@ -193,14 +193,14 @@ def search(trainable: object, store: Path, **options: Any) -> hpstage.Result:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("trainable", [SettingOfLibrary, SettingOfInterpreter, Interrupted, Leaking])
-def test_anything_that_training_leaves_in_the_process_is_found(trainable: type, tmp_path: Path) -> None:
+def test_a_rerun_finds_state_of_the_process_that_training_depends_on(trainable: type, tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"depends on something outside its state.* in a process that had trained"):
         search(trainable(), tmp_path)
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("executor", [hpstage.InlineExecutor, lambda: DaskExecutor(n_workers=1, gpus=0)])
-def test_steps_are_trained_again_from_states_on_the_way(
+def test_a_rerun_also_starts_from_intermediate_states(
     executor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where steps are so slow that the end of a chain is two of them."""
@@ -210,12 +210,12 @@ def test_steps_are_trained_again_from_states_on_the_way(
         search(SettingSetBack(), tmp_path, executor=executor())
 
 
-def test_without_verification_nothing_is_trained_again(tmp_path: Path) -> None:
+def test_no_step_is_rerun_if_verification_is_off(tmp_path: Path) -> None:
     search(SettingOfLibrary(), tmp_path, verify="off")
 
 
 @pytest.mark.parametrize("trainable", [Counting, Measuring])
-def test_metrics_that_are_never_the_same_are_not_a_difference(trainable: type, tmp_path: Path) -> None:
+def test_a_rerun_ignores_metrics_that_differ_at_each_evaluation(trainable: type, tmp_path: Path) -> None:
     result = search(trainable(), tmp_path)
     assert result.best_trial.value is not None
 
@@ -246,20 +246,20 @@ def test_a_rerun_requests_only_the_reports_that_the_search_requested(
     assert not {3, 5, 8, STEPS}.issuperset(compared)  # where trials branch and end
 
 
-def test_what_cannot_be_trained_in_another_process_ends_the_search(tmp_path: Path) -> None:
+def test_training_that_fails_in_a_rerun_ends_the_search(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"cannot be trained again .* lost: ConnectionError: it is not"):
         search(Connected(), tmp_path)
 
 
 @pytest.mark.ci
-def test_a_temporary_failure_or_a_lack_of_memory_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rerun_that_lacks_memory_causes_only_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "hpstage"):
         search(Greedy(), tmp_path)
     assert "could not be trained again in a process that had trained nothing" in caplog.text
     assert "MemoryError: too much" in caplog.text
 
 
-def test_a_state_that_is_evicted_before_it_is_read_is_not_trained_again(
+def test_a_rerun_whose_initial_state_was_evicted_is_skipped_without_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As a budget evicts it: nothing is wrong."""
@@ -279,12 +279,12 @@ def test_a_state_that_is_evicted_before_it_is_read_is_not_trained_again(
     assert evicted and "trained again" not in caplog.text
 
 
-def test_a_pipe_of_the_process_is_not_part_of_the_state(tmp_path: Path) -> None:
+def test_training_that_holds_a_pipe_fails_in_a_rerun(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"cannot be trained again .*: OSError"):
         search(Piping(), tmp_path)
 
 
-def test_the_second_chain_from_nothing_is_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_chain_from_step_0_is_rerun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five trials share their first steps; the sixth shares none."""
     monkeypatch.setattr("hpstage.execution.rerun._SECONDS", 60.0)  # all of its steps, however slow the machine
     study = optuna.create_study()
@@ -324,7 +324,7 @@ class LeakingOnce(LeakingFromTheLastStep):
 
 
 @pytest.mark.ci
-def test_later_chains_are_trained_again_while_there_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_chains_are_rerun_if_there_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def several(trial: optuna.Trial) -> dict[str, Any]:
         return {"lr": 0.1, "momentum": 0.9, "batch_size": 8, "seed": 3, "number": trial.suggest_int("number", 0, 39)}
 
@@ -347,7 +347,7 @@ def test_later_chains_are_trained_again_while_there_is_time(tmp_path: Path, monk
         )
 
 
-def test_a_state_is_taken_once_in_a_chain_also_where_a_stage_begins(
+def test_reruns_take_one_state_per_chain_even_at_the_start_of_a_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a state is taken depends on the time that steps take: taken twice, the states may differ."""
@@ -396,7 +396,7 @@ def test_a_rerun_from_the_beginning_does_not_load_the_state_of_a_later_step(
     assert started[0] in (6, 10) and started[1] == 3  # the first chain is cut where the machine is slow
 
 
-def test_no_process_is_left(tmp_path: Path) -> None:
+def test_a_search_with_reruns_leaves_no_process(tmp_path: Path) -> None:
     before = children()
     search(Counting(), tmp_path)
     assert children() == before
@@ -406,7 +406,9 @@ def children() -> set[str]:
     return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
 
-def test_a_fork_that_is_killed_ends_no_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_continues_if_the_process_for_reruns_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = UntrainedFork.made
 
     def killed(trainable: Any) -> UntrainedFork | None:
@@ -420,7 +422,7 @@ def test_a_fork_that_is_killed_ends_no_search(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.ci
-def test_workers_train_again_too(tmp_path: Path) -> None:
+def test_dask_workers_rerun_steps(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"in a process that had trained"):
         search(SettingOfInterpreter(), tmp_path, executor=DaskExecutor(n_workers=1, gpus=0))
     assert torch.get_num_threads() >= 1

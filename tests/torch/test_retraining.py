@@ -73,7 +73,7 @@ class Leaking(Small):
 @pytest.mark.parametrize("captured", [True, False])
 @pytest.mark.parametrize("name", sorted(CASES))
 @pytest.mark.ci_one_in(2)
-def test_a_trial_of_every_style_is_retrained_without_sharing_to_the_same_bits(
+def test_retraining_a_trial_of_any_kind_of_trainable_gives_the_same_bits(
     name: str, captured: bool, tmp_path: Path
 ) -> None:
     result = searched(CASES[name](), tmp_path)
@@ -84,7 +84,7 @@ def test_a_trial_of_every_style_is_retrained_without_sharing_to_the_same_bits(
     assert again.states >= 1
 
 
-def test_a_part_begins_with_a_kept_state(tmp_path: Path) -> None:
+def test_retraining_a_segment_starts_from_its_checkpoint(tmp_path: Path) -> None:
     result = searched(Small(), tmp_path)
     assert result.checkpoints is not None
     part = segment(result, start=3)
@@ -96,7 +96,7 @@ def test_a_part_begins_with_a_kept_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("captured", [True, False])
-def test_what_an_earlier_trial_has_left_is_named_by_the_first_leaf(
+def test_retraining_names_the_first_tensor_that_an_earlier_trial_has_changed(
     captured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HPSTAGE_TEST_LEAK", "")
@@ -116,7 +116,7 @@ class Timed(Small):
         return {**super().evaluate(model), "seconds": time.perf_counter(), "host": float(os.environ["HPSTAGE_TEST"])}
 
 
-def test_a_metric_that_is_never_the_same_is_not_compared_and_one_that_is_counts(
+def test_retraining_compares_only_metrics_that_are_reproducible_in_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HPSTAGE_TEST", "1")
@@ -128,7 +128,7 @@ def test_a_metric_that_is_never_the_same_is_not_compared_and_one_that_is_counts(
     assert again.apart is not None and again.apart.what == "the metric host"
 
 
-def test_a_state_that_is_gone_is_compared_only_by_its_digest(tmp_path: Path) -> None:
+def test_retraining_compares_a_missing_state_by_its_digest(tmp_path: Path) -> None:
     result = searched(Small(), tmp_path)
     elsewhere = FolderCheckpoints(tmp_path / "empty", "none")
     again = retrain(as_trainable(Small()), elsewhere, segment(result))
@@ -138,7 +138,7 @@ def test_a_state_that_is_gone_is_compared_only_by_its_digest(tmp_path: Path) -> 
         elsewhere.load(StateKey("0" * 32))
 
 
-def test_a_source_that_is_gone_is_a_problem_with_a_name(tmp_path: Path) -> None:
+def test_retraining_from_a_missing_checkpoint_reports_the_problem_unreadable(tmp_path: Path) -> None:
     result = searched(Small(), tmp_path)
     again = retrain(as_trainable(Small()), FolderCheckpoints(tmp_path / "empty", "none"), segment(result, start=3))
     assert again.problem is not None
@@ -152,7 +152,7 @@ class Failing(Small):
         return super().loss(model, batch)
 
 
-def test_code_that_fails_now_is_reported_with_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retraining_reports_code_that_fails_with_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = searched(Failing(), tmp_path)
     monkeypatch.setenv("HPSTAGE_TEST_FAIL", "1")
     assert result.checkpoints is not None
@@ -171,7 +171,7 @@ def server() -> Iterator[ForkServer | None]:
 
 
 @pytest.mark.ci
-def test_a_fresh_process_is_forked_or_spawned_and_gives_the_same_bits(
+def test_retraining_in_a_forked_or_spawned_process_gives_the_same_bits(
     server: ForkServer | None, tmp_path: Path
 ) -> None:
     result = searched(ordinary_loop, tmp_path)
@@ -201,7 +201,9 @@ class Dying(Small):
 
 
 @pytest.mark.ci
-def test_a_fresh_process_can_be_killed_and_can_die(server: ForkServer | None, tmp_path: Path) -> None:
+def test_a_retraining_process_that_is_killed_or_dies_reports_a_problem(
+    server: ForkServer | None, tmp_path: Path
+) -> None:
     result = searched(Endless(), tmp_path / "endless")
     assert result.checkpoints is not None
     endless = FreshProcess(Load(pack(Endless(), ()), {}), server=server, variables={"HPSTAGE_TEST_ENDLESS": "1"})

@@ -93,7 +93,7 @@ print(len(trials), "trials, each as trained by itself")
 
 
 @pytest.mark.ci
-def test_ten_cells_from_a_first_run_to_a_search_over_the_rest(tmp_path: Path) -> None:
+def test_a_notebook_of_ten_cells_trains_branches_and_searches_without_repeating_a_step(tmp_path: Path) -> None:
     assert len(CELLS) == 10
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in CELLS])  # type: ignore[no-untyped-call]
     place = {"metadata": {"path": str(tmp_path)}}
