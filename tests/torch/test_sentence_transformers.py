@@ -87,7 +87,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_weights_are_those_of_trainer_train_at_every_fork(name: str, folder: Path) -> None:
+def test_weights_equal_those_of_trainer_train_and_every_step_forks_exactly(name: str, folder: Path) -> None:
     here = weights(trained(fresh(CASES[name](folder), {"seed": 42}), lambda step: {"seed": 42}, 0, STEPS))
     expected = alone(CASES[name](folder), 42)
     assert here.keys() == expected.keys()

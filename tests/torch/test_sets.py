@@ -8,7 +8,7 @@ from hpstage.training.capture.containers import Unordered
 
 
 @pytest.mark.parametrize("size", [0, 3, 9])
-def test_a_set_that_has_given_members_is_put_back(size: int) -> None:
+def test_a_set_is_restored_in_its_order_after_members_were_popped(size: int) -> None:
     """A trial would otherwise begin with the place where another has stopped to take members out."""
     kept, nothing = set(range(size)), frozenset[str]()
     before = Unordered().read(kept, nothing)
@@ -22,7 +22,7 @@ def test_a_set_that_has_given_members_is_put_back(size: int) -> None:
     assert [kept.pop() for _ in range(12)] == list(range(12))
 
 
-def test_a_set_is_put_back_where_it_stood() -> None:
+def test_an_emptied_set_is_restored_with_its_pop_position() -> None:
     kept, nothing = set(range(6)), frozenset[str]()
     while kept:
         kept.pop()

@@ -74,7 +74,7 @@ SETTERS: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("name", SETTERS)
 @pytest.mark.ci_one_in(2)
-def test_a_setting_made_before_the_search_is_in_the_key_and_can_be_taken_back_and_set_elsewhere(name: str) -> None:
+def test_a_setting_made_before_the_search_is_in_the_key_and_can_be_restored(name: str) -> None:
     before, usual = settings.read_all(), key()
     SETTERS[name]()
     made, there = settings.read_all(), settings.settings_here(("torch",))
@@ -87,7 +87,7 @@ def test_a_setting_made_before_the_search_is_in_the_key_and_can_be_taken_back_an
     assert settings.read_all() == made
 
 
-def test_a_setting_readable_only_by_the_newer_interface_is_restored_after_both_were_used() -> None:
+def test_a_precision_set_by_both_the_old_and_the_new_interface_of_torch_is_restored() -> None:
     before = settings.read_all()
     torch.set_float32_matmul_precision("medium")
     BACKENDS.cuda.matmul.fp32_precision = "ieee"
@@ -99,14 +99,14 @@ def test_a_setting_readable_only_by_the_newer_interface_is_restored_after_both_w
 
 
 @pytest.mark.skipif(not hasattr(torch._C, "_get_fp32_precision_getter"), reason="of torch 2.9 and later")
-def test_each_precision_of_the_installed_torch_is_found() -> None:
+def test_each_fp32_precision_of_the_installed_torch_is_read() -> None:
     found = {name for name in settings.read_all() if name.startswith("fp32 precision")}
     assert {
         f"fp32 precision of {name}" for name in ("generic, all", "mkldnn, matmul", "cuda, matmul", "cuda, conv")
     } < found
 
 
-def test_an_older_torch_without_the_newer_interface_has_the_other_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_an_older_torch_without_the_new_interface_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch._C, "_get_fp32_precision_getter")
     found = settings.torch_settings(torch)
     assert not any(name.startswith("fp32") for name in found)
@@ -210,7 +210,7 @@ class Open(Small):
 
 
 @pytest.mark.parametrize("mode", [Functions, Operators])
-def test_a_mode_left_open_between_two_steps_is_refused_by_name(mode: Any) -> None:
+def test_a_torch_mode_left_open_between_two_steps_is_refused_by_name(mode: Any) -> None:
     trainable: Any = fresh(Open(mode()))
     try:
         advance(trainable, 0, 2)
@@ -234,7 +234,7 @@ def test_autocast_left_open_between_two_steps_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("make", [Functions, Operators, FakeTensorMode])
-def test_a_mode_entered_before_the_search_is_refused_by_name(make: Any) -> None:
+def test_a_torch_mode_entered_before_the_search_is_refused_by_name(make: Any) -> None:
     trainable: Any = fresh(Small())
     refused = rf"\.{make.__name__}, a mode of torch, is open between two steps"
     with make(), pytest.raises(StateError, match=refused):
@@ -255,7 +255,7 @@ def within_a_mode(run: Run) -> None:
             run.report(weight=model.weight.item())
 
 
-def test_a_mode_around_a_loop_is_refused_by_name() -> None:
+def test_a_torch_mode_around_the_loop_of_a_function_is_refused_by_name() -> None:
     with contextlib.closing(as_trainable(within_a_mode)) as trainable:  # type: ignore[type-var]
         trainable.setup({})
         with pytest.raises(StateError, match=r"Functions, a mode of torch, is open between two steps"):
@@ -271,7 +271,7 @@ def without_gradients(run: Run) -> None:
             run.report(weight=model.weight.item())
 
 
-def test_inference_mode_around_a_loop_is_repeated_by_each_fork() -> None:
+def test_inference_mode_around_the_loop_of_a_function_is_entered_again_in_each_fork() -> None:
     def trained(start: int, stop: int, state: object = None) -> tuple[object, float]:
         with contextlib.closing(as_trainable(without_gradients)) as trainable:  # type: ignore[type-var]
             trainable.setup({"seed": 1})

@@ -70,6 +70,6 @@ class TestPartialFit(TrainableContract):
         return hp_at
 
 
-def test_it_learns() -> None:
+def test_a_classifier_trained_by_partial_fit_learns() -> None:
     trainable = trained(fresh(DigitsClassifier(), hp_at), hp_at, 0, 40)
     assert trainable.evaluate()["accuracy"] > 0.85

@@ -110,7 +110,7 @@ def plain(history: Any) -> Any:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("name", NETS)
-def test_weights_and_history_are_those_of_fit_and_a_fork_continues_as_straight_through(name: str) -> None:
+def test_weights_and_history_equal_those_of_skorch_fit_also_after_a_fork(name: str) -> None:
     build, y, hp = NETS[name]
     adapter: Any = as_trainable(SkorchTrainable(build(), X, y))
     adapter.setup(hp)
@@ -148,7 +148,7 @@ def space(trial: optuna.Trial) -> dict[str, Any]:
 
 
 @pytest.mark.ci
-def test_a_search_shares_epochs_and_gives_the_net_back(tmp_path: Path) -> None:
+def test_a_search_shares_epochs_and_loads_the_skorch_net_of_each_trial(tmp_path: Path) -> None:
     found = []
     for sharing in (True, False):
         sampler = optuna.samplers.GridSampler({"width": [4, 8], "drop_at": [2, 4]}, seed=0)
@@ -169,7 +169,7 @@ def test_a_search_shares_epochs_and_gives_the_net_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-def test_two_workers_give_the_study_of_one(tmp_path: Path) -> None:
+def test_two_workers_give_the_values_and_weights_of_one_worker(tmp_path: Path) -> None:
     found = []
     for workers in (1, 2):
         sampler = optuna.samplers.GridSampler({"width": [4, 8], "drop_at": [2, 4]}, seed=0)
@@ -183,7 +183,9 @@ def test_two_workers_give_the_study_of_one(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_callbacks_that_show_or_save_are_left_out(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_skorch_callbacks_that_print_or_save_are_left_out_with_a_warning(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     net = classifier(PrintLog(), ("checkpoint", Checkpoint(dirname=tmp_path)), verbose=3)
     adapter: Any = as_trainable(SkorchTrainable(net, X, Y))
     adapter.setup({})
@@ -210,7 +212,7 @@ class OwnLoop(NeuralNetClassifier):  # type: ignore[misc]
         (lambda: classifier(LoadInitState(Checkpoint())), "LoadInitState loads the state of another training"),
     ],
 )
-def test_a_net_that_cannot_be_stepped_is_refused_by_name(net: Any, message: str) -> None:
+def test_a_skorch_net_that_cannot_be_trained_epoch_by_epoch_is_refused_by_name(net: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         SkorchTrainable(net(), X, Y)
 
@@ -237,7 +239,7 @@ SCHEDULED = [{"lr": 0.1}, {"lr": 0.01}]
         (classifier(), [{"max_epochs": 4}], "A step is an epoch: let it return 'steps'"),
     ],
 )
-def test_hyperparameters_that_cannot_be_followed_are_refused(net: Any, hps: Any, message: str) -> None:
+def test_unknown_or_unchangeable_hyperparameters_of_skorch_are_refused(net: Any, hps: Any, message: str) -> None:
     adapter: Any = as_trainable(SkorchTrainable(net, X, Y))
     adapter.setup(hps[0])
     for number, hp in enumerate(hps[:-1]):

@@ -120,7 +120,7 @@ def straight(adapter: Any, hp: Any, steps: int = STEPS) -> tuple[list[Any], list
 @pytest.mark.parametrize(
     "name", ["PPO", *(pytest.param(name, marks=pytest.mark.ci) for name in ("A2C", "DQN", "SAC", "TD3"))]
 )
-def test_weights_are_those_of_learn_and_a_fork_at_any_step_continues_as_straight_through(name: str) -> None:
+def test_weights_equal_those_of_learn_also_after_a_fork_at_any_step(name: str) -> None:
     make, env = ALGORITHMS[name]
     adapter: Any = as_trainable(StableBaselines3Trainable(make, env, episodes=1))
     states, metrics = straight(adapter, {})
@@ -182,7 +182,7 @@ def search(
 
 
 @pytest.mark.ci
-def test_trials_of_a_search_on_two_workers_are_those_of_learn_itself(tmp_path: Path) -> None:
+def test_trials_of_a_search_on_two_workers_have_the_weights_of_learn(tmp_path: Path) -> None:
     with local_cluster(2, gpus=0) as cluster, Client(cluster, set_as_default=False) as client:
         subject = StableBaselines3Trainable(make_ppo, "CartPole-v1", episodes=2)
         result = search(subject, tmp_path / "there", client)
@@ -304,7 +304,7 @@ def dropping(trial: optuna.Trial) -> dict[str, Any]:
 @pytest.mark.ci
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 @pytest.mark.ci_one_in(2)
-def test_an_environment_continues_in_the_middle_of_an_episode(name: str, tmp_path: Path) -> None:
+def test_an_environment_forks_exactly_in_the_middle_of_an_episode(name: str, tmp_path: Path) -> None:
     make, evaluation = ENVIRONMENTS[name]
     subject = StableBaselines3Trainable(make, evaluation, episodes=1)
     if name == "state of its own":
@@ -426,7 +426,7 @@ def test_an_unsupported_model_or_value_is_refused_by_name(make: Any, hp: Any, me
 
 
 @pytest.mark.ci  # processes that import torch
-def test_subprocesses_are_refused() -> None:
+def test_environments_in_subprocesses_are_refused() -> None:
     env = SubprocVecEnv([Walk], start_method="spawn")
     with pytest.raises(
         UsageError, match=r"SubprocVecEnv has its environments in other processes, .* Use a DummyVecEnv"
@@ -435,7 +435,7 @@ def test_subprocesses_are_refused() -> None:
     env.close()
 
 
-def test_bad_arguments_are_named() -> None:
+def test_invalid_arguments_are_refused_by_name() -> None:
     with pytest.raises(UsageError, match="make is a PPO; it must be a function of hp"):
         StableBaselines3Trainable(ppo(Walk()), Walk)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="evaluation_env is a Walk; it must be the name"):
@@ -455,7 +455,7 @@ def test_hyperparameters_that_only_make_reads_cannot_change() -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("name", ["PPO", "DQN"])
-def test_its_native_schedules_depend_on_total_timesteps_which_end_the_trial(name: str) -> None:
+def test_total_timesteps_sizes_the_schedules_of_stable_baselines3_and_ends_the_trial(name: str) -> None:
     makes: dict[str, Callable[[Any], Any]] = {
         "PPO": lambda hp: ppo(Walk(), learning_rate=lambda left: 0.05 * left),
         "DQN": lambda hp: dqn(Walk(), train_freq=ROLLOUT, exploration_initial_eps=1.0, exploration_fraction=0.5),
@@ -520,7 +520,7 @@ def test_changing_a_hyperparameter_changes_training_and_forks_continue_exactly(n
     adapter.close()
 
 
-def test_a_monitor_writes_no_file_and_a_seed_is_that_of_the_hyperparameters(
+def test_a_monitor_writes_no_file_and_the_hyperparameter_seed_sets_the_seed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make: Callable[[Any], Any] = lambda hp: ppo(Monitor(Walk(), str(tmp_path / "log")), seed=None)  # noqa: E731

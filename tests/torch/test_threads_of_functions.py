@@ -45,7 +45,7 @@ handling_signals.stateless = asking_a_database.stateless = ("DATABASE",)  # type
         (taking_the_event_loop, RuntimeError),
     ],
 )
-def test_what_belongs_to_another_thread_fails_with_the_remedy(
+def test_an_object_of_another_thread_fails_in_a_training_function_with_the_remedy(
     function: Callable[[Run], None], error: type[Exception]
 ) -> None:
     with closing(made(function)) as trainable, pytest.raises(error, match="thread") as raised:
@@ -59,7 +59,7 @@ def failing_otherwise(run: Run) -> None:
         raise ValueError("a batch is empty")
 
 
-def test_another_error_has_no_such_note() -> None:
+def test_an_error_unrelated_to_threads_has_no_note_about_threads() -> None:
     with closing(made(failing_otherwise)) as trainable, pytest.raises(ValueError, match="empty") as raised:
         trainable.train(0, HP)
     assert not hasattr(raised.value, "__notes__")

@@ -50,7 +50,7 @@ def search(trainable: object, journal: MemoryJournal, checkpoints: Path, steps: 
 
 @pytest.mark.parametrize("lost", [True, False], ids=["lost and trained again", "kept by another that was faster"])
 @pytest.mark.ci
-def test_a_state_that_differs_when_it_is_trained_again_is_an_error_that_names_it(
+def test_a_state_that_differs_when_trained_again_is_an_error_that_names_the_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
 ) -> None:
     journal = MemoryJournal()
@@ -78,7 +78,7 @@ def test_a_state_that_differs_when_it_is_trained_again_is_an_error_that_names_it
     assert fact.where in page.read_text()
 
 
-def test_a_lost_state_that_is_trained_again_equally_is_not_logged(tmp_path: Path) -> None:
+def test_a_lost_state_that_is_equal_when_trained_again_is_not_reported(tmp_path: Path) -> None:
     journal = MemoryJournal()
     search(Small(), journal, tmp_path, 4)
     plan = open_existing_plan(journal)
@@ -89,7 +89,7 @@ def test_a_lost_state_that_is_trained_again_equally_is_not_logged(tmp_path: Path
     assert not any(isinstance(fact, StateDiffers) for fact in read_facts(journal))
 
 
-def test_marks_name_the_leaf_that_differs_or_a_few_that_include_it() -> None:
+def test_marks_of_a_state_name_the_tensor_that_differs_or_a_few_that_include_it() -> None:
     few = {f"leaf{index}": torch.tensor(float(index)) for index in range(5)}
     many = {f"leaf{index:03d}": torch.tensor(float(index)) for index in range(200)}
     for state, changed, named in ((few, "leaf3", "leaf3"), (many, "leaf121", "one of leaf120 to leaf123")):
@@ -101,7 +101,7 @@ def test_marks_name_the_leaf_that_differs_or_a_few_that_include_it() -> None:
     assert marks_of([]) == ""
 
 
-def test_saving_a_key_again_describes_the_given_state(tmp_path: Path) -> None:
+def test_saving_an_existing_key_again_returns_the_digest_of_the_given_state(tmp_path: Path) -> None:
     store = FolderCheckpoints(str(tmp_path), "workload")
     first = store.save(StateKey("ab" * 16), {"x": torch.zeros(2)}, step=1, parent=None)
     second = store.save(StateKey("ab" * 16), {"x": torch.ones(2)}, step=1, parent=None)

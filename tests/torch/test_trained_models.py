@@ -91,7 +91,7 @@ def evaluated(model: nn.Module, trainable: Small) -> dict[str, float]:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("kind", [Small, WithAverage, Frozen])
-def test_a_loaded_model_evaluates_to_what_was_reported(kind: type[Small], tmp_path: Path) -> None:
+def test_a_loaded_model_evaluates_to_the_reported_metrics(kind: type[Small], tmp_path: Path) -> None:
     trainable = kind()
     result = search(trainable, tmp_path)
     before = dict(vars(trainable))
@@ -112,7 +112,7 @@ def test_a_loaded_model_evaluates_to_what_was_reported(kind: type[Small], tmp_pa
 
 
 @pytest.mark.ci
-def test_a_function_gives_back_what_it_attached(tmp_path: Path) -> None:
+def test_objects_attached_by_a_function_can_be_loaded(tmp_path: Path) -> None:
     result = search(ordinary_loop, tmp_path)
     x, y = samples()
     for trial in result.study.trials:
@@ -124,7 +124,7 @@ def test_a_function_gives_back_what_it_attached(tmp_path: Path) -> None:
     assert not result.best_model().training
 
 
-def test_an_object_with_five_methods_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_a_plain_object_is_loaded_with_its_reported_metrics(tmp_path: Path) -> None:
     tape = Tape()
     result = search(tape, tmp_path, metric="score")
     loaded = result.load(1)
@@ -136,7 +136,7 @@ def test_an_object_with_five_methods_comes_back_as_it_was(tmp_path: Path) -> Non
         result.trial(1).weights()
 
 
-def test_nothing_is_disturbed_and_each_load_is_a_copy(found: hpstage.Result) -> None:
+def test_loading_a_model_returns_a_copy_and_does_not_change_random_generators(found: hpstage.Result) -> None:
     torch.manual_seed(5), np.random.seed(5), random.seed(5)
     expected = torch.rand(1), np.random.rand(), random.random()
     torch.manual_seed(5), np.random.seed(5), random.seed(5)
@@ -148,7 +148,7 @@ def test_nothing_is_disturbed_and_each_load_is_a_copy(found: hpstage.Result) -> 
     assert torch.equal(found.load(0).model[0].weight, other.model[0].weight)
 
 
-def test_a_state_that_is_not_kept_is_trained_again_on_request_bit_for_bit(
+def test_a_state_without_a_checkpoint_is_trained_again_on_request_bit_for_bit(
     found: hpstage.Result, tmp_path: Path
 ) -> None:
     kept = search(Small(), tmp_path, checkpoint_every=1)
@@ -163,7 +163,7 @@ def test_a_state_that_is_not_kept_is_trained_again_on_request_bit_for_bit(
         assert again.hp == original.hp
 
 
-def test_the_best_step_is_that_of_the_studys_metric(tmp_path: Path) -> None:
+def test_the_best_step_of_a_trial_has_the_best_value_of_the_studys_metric(tmp_path: Path) -> None:
     result = search(Small(), tmp_path, algorithm=SuccessiveHalving(2, 2), n_trials=6)
     trial = result.trial(result.best_trial)
     assert len(trial.metrics) > 1
@@ -211,7 +211,7 @@ def test_exported_weights_evaluate_to_the_reported_value_without_hpstage(found: 
         assert about["trial"] == f"study/{trial}" and float(about["loss"]) == loss
 
 
-def test_weights_of_a_store_with_several_studies_say_how_a_trial_is_named(tmp_path: Path) -> None:
+def test_export_from_a_store_with_several_studies_explains_how_to_name_a_trial(tmp_path: Path) -> None:
     for name in ("one", "other"):
         hpstage.optimize(
             optuna.create_study(study_name=name),
@@ -230,7 +230,7 @@ def test_weights_of_a_store_with_several_studies_say_how_a_trial_is_named(tmp_pa
 
 
 @pytest.mark.ci
-def test_averaged_weights_are_exported_by_their_name(tmp_path: Path) -> None:
+def test_averaged_weights_are_available_by_their_attribute_name(tmp_path: Path) -> None:
     result = search(WithAverage(), tmp_path)
     model = AveragedModel(network())
     model.load_state_dict(result.trial(0).weights(part="self.average"))
@@ -239,7 +239,7 @@ def test_averaged_weights_are_exported_by_their_name(tmp_path: Path) -> None:
         result.trial(0).weights(part="self.ema")
 
 
-def test_a_store_without_a_study_gives_its_trials_and_their_models(found: hpstage.Result) -> None:
+def test_hpstage_open_gives_trials_and_models_of_a_store_without_the_study(found: hpstage.Result) -> None:
     assert found.store is not None
     plan = hpstage.open(found.store)
     assert plan.studies == ["study"] and plan.trials == [f"study/{number}" for number in range(3)]
@@ -271,7 +271,7 @@ def test_a_missing_trial_state_or_plan_is_named_in_the_error(found: hpstage.Resu
         wrong(found)
 
 
-def test_checkpoints_that_went_with_the_call_are_named() -> None:
+def test_the_error_for_checkpoints_of_a_deleted_temporary_folder_names_the_remedy() -> None:
     result = search(Small(), MemoryJournal())
     with pytest.raises(CheckpointMissing, match=r"temporary folder.*give optimize\(\) a folder or URL"):
         result.best_model()
@@ -281,7 +281,7 @@ def test_checkpoints_that_went_with_the_call_are_named() -> None:
     }
 
 
-def test_the_winner_is_never_evicted(tmp_path: Path) -> None:
+def test_the_checkpoint_of_the_best_trial_is_never_evicted(tmp_path: Path) -> None:
     result = search(Small(), tmp_path, checkpoint_budget=1, n_trials=5)
     best = f"study/{result.best_trial.number}"
     assert len(result.plan.kept) == 1
@@ -309,7 +309,7 @@ class HookedInTraining(Small):
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm")
-def test_what_the_model_refers_to_comes_along(tmp_path: Path) -> None:
+def test_objects_that_a_model_refers_to_are_loaded_with_the_model(tmp_path: Path) -> None:
     trainable = HookedInTraining()
     result = search(trainable, tmp_path)
     for trial in result.study.trials:
@@ -318,7 +318,7 @@ def test_what_the_model_refers_to_comes_along(tmp_path: Path) -> None:
         assert loaded.trainable.scale != [1.0] == trainable.scale
 
 
-def test_a_damaged_checkpoint_is_named_and_trained_again(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_an_error_and_is_trained_again_on_request(tmp_path: Path) -> None:
     result = search(Small(), tmp_path)
     whole = result.load(0).model.state_dict()
     (Path(result.checkpoint(0)) / "state.safetensors").write_bytes(b"nothing")
@@ -333,7 +333,7 @@ class Wider(Small):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.Linear(9, 3))
 
 
-def test_a_state_that_does_not_fit_is_named_with_the_part_that_does_not(found: hpstage.Result) -> None:
+def test_loading_a_state_into_another_model_is_an_error_that_names_state_and_model(found: hpstage.Result) -> None:
     trial = found.trial(0)
     assert found.plan is not None
     key = found.plan.key(trial.planned.node_at(STEPS), STEPS)
@@ -346,7 +346,7 @@ def test_a_state_that_does_not_fit_is_named_with_the_part_that_does_not(found: h
     assert isinstance(caught.value.__cause__, StateError)
 
 
-def test_a_study_of_several_objectives_and_a_pruner_are_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_best_model_with_several_objectives_and_evaluate_every_with_a_pruner_are_refused(tmp_path: Path) -> None:
     study = optuna.create_study(study_name="two", directions=["minimize", "maximize"])
     result = hpstage.optimize(
         study, Small(), space, metric=["loss", "accuracy"], steps=4, n_trials=2,
@@ -359,7 +359,7 @@ def test_a_study_of_several_objectives_and_a_pruner_are_refused_with_the_remedy(
         search(Small(), tmp_path, algorithm=OptunaPruner(2), evaluate_every=2)
 
 
-def test_an_inline_executor_serves_another_call_after_one_that_failed(tmp_path: Path) -> None:
+def test_an_inline_executor_can_be_used_again_after_a_failed_search(tmp_path: Path) -> None:
     executor = hpstage.InlineExecutor()
     with pytest.raises(ZeroDivisionError):
         hpstage.optimize(

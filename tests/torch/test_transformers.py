@@ -80,7 +80,7 @@ def decaying(**given: Any) -> Trainer:
     return Decaying(**given)
 
 
-def test_a_function_may_make_the_trainer() -> None:
+def test_trainer_class_may_be_a_function_that_returns_a_trainer() -> None:
     hp = {"seed": 42, "learning_rate": 2e-3}
     one, other = (
         weights(trained(fresh(setup(args=arguments(), trainer_class=make), hp), lambda step: hp, 0, STEPS))
@@ -97,7 +97,7 @@ def test_a_function_may_make_the_trainer() -> None:
         ({}, {"trainer_class": Decaying}),
     ],
 )
-def test_a_scheduler_starts_from_the_hyperparameter_as_under_trainer(
+def test_a_scheduler_starts_from_the_hyperparameter_learning_rate_as_in_transformers(
     stated: dict[str, Any], given: dict[str, Any]
 ) -> None:
     hp = {"seed": 42, "learning_rate": 2e-3}

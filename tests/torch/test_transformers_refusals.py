@@ -67,7 +67,7 @@ from tests.torch.hugging_face import (
         ),
     ],
 )
-def test_what_has_no_meaning_in_a_search_is_refused_by_name(given: dict[str, Any], message: str) -> None:
+def test_trainer_arguments_without_meaning_in_a_search_are_refused_by_name(given: dict[str, Any], message: str) -> None:
     if isinstance(given.get("args"), dict):
         given = {**given, "args": TrainingArguments(output_dir=OUTPUT, use_cpu=True, **given["args"])}
     with pytest.raises(UsageError, match=message):
@@ -87,12 +87,12 @@ class Evaluating(TrainerCallback):
         control.should_evaluate = True
 
 
-def test_a_callback_that_a_trainer_adds_is_refused_as_if_it_were_given() -> None:
+def test_an_unsupported_callback_that_a_trainer_adds_itself_is_refused() -> None:
     with pytest.raises(UsageError, match="EarlyStoppingCallback is not supported"):
         trained(fresh(setup(trainer_class=Impatient), {}), lambda step: {}, 0, 1)
 
 
-def test_a_callback_that_requests_an_evaluation_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_that_requests_an_evaluation_causes_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     warn_once.cache_clear()
     trained(fresh(setup(callbacks=[Evaluating()]), {}), lambda step: {}, 0, 2)
     (record,) = [record for record in caplog.records if record.name == "hpstage"]
@@ -113,7 +113,7 @@ def test_a_callback_may_end_training_between_accumulated_batches() -> None:
     GradientState._reset_state()  # Trainer has left it between accumulated batches, for all of the process
 
 
-def test_a_loader_whose_batches_have_no_number_is_refused_by_name() -> None:
+def test_a_get_train_dataloader_that_returns_no_dataloader_is_refused_by_name() -> None:
     kind = type("Mine", (Trainer,), {"get_train_dataloader": lambda self: iter([])})
     with pytest.raises(
         UsageError, match=r"Mine\.get_train_dataloader\(\) returned a list_iterator.*must return a DataLoader"
@@ -132,7 +132,7 @@ def test_a_loader_whose_batches_have_no_number_is_refused_by_name() -> None:
         ({"optim": "sgd", "adam_beta1": 0.8}, "SGD has no such field"),
     ],
 )
-def test_a_hyperparameter_that_nothing_reads_is_refused_by_name(hp: dict[str, Any], message: str) -> None:
+def test_an_unknown_or_ineffective_hyperparameter_is_refused_by_name(hp: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         trained(fresh(setup(), hp), lambda step: hp, 0, 1)
 
@@ -145,7 +145,9 @@ def passes_on(hp: dict[str, Any]) -> Any:
     ("model_init", "name", "meant"),
     [(bert, "lr", "learning_rate"), (bert, "weight_decy", "weight_decay"), (passes_on, "lr", None), (bert, "z", None)],
 )
-def test_a_misspelt_field_is_refused_though_model_init_takes_values(model_init: Any, name: str, meant: Any) -> None:
+def test_a_misspelt_hyperparameter_is_refused_even_if_model_init_takes_hyperparameters(
+    model_init: Any, name: str, meant: Any
+) -> None:
     hp = {name: 0.1, "width": 8}
     refused = pytest.raises(UsageError, match=f"'{name}'.*did you mean '{meant}'.*model_init does not mention it")
     with refused if meant else nullcontext():
@@ -175,7 +177,7 @@ def test_a_misspelt_field_is_refused_though_model_init_takes_values(model_init: 
         ),
     ],
 )
-def test_what_cannot_continue_is_refused(
+def test_changes_that_a_trainer_cannot_follow_in_training_are_refused(
     make: Callable[[], Any], hp_at: Callable[[int], dict[str, Any]], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
@@ -191,7 +193,7 @@ def test_what_cannot_continue_is_refused(
         ({}, [PrinterCallback, ProgressCallback()], "PrinterCallback is not used in a search"),
     ],
 )
-def test_what_only_shows_or_saves_is_left_out_with_a_warning(
+def test_trainer_arguments_that_only_report_or_save_are_left_out_with_a_warning(
     fields: dict[str, Any], callbacks: list[Any], named: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     warn_once.cache_clear()

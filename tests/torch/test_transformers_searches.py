@@ -49,7 +49,7 @@ pytestmark = pytest.mark.sampled(4)
 
 
 @pytest.mark.ci
-def test_a_search_gives_the_model_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_best_model_of_a_search_can_be_loaded_and_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainable = setup()
     result = search(trainable, tmp_path)
     assert [record for record in caplog.records if record.name == "hpstage"] == []  # nothing to warn of
@@ -68,7 +68,7 @@ def test_a_search_gives_the_model_back(tmp_path: Path, caplog: pytest.LogCapture
 
 
 @pytest.mark.slow
-def test_a_search_on_dask_gives_the_same(tmp_path: Path) -> None:
+def test_a_search_on_dask_equals_an_inline_search(tmp_path: Path) -> None:
     """Trials fork on the way, and each worker continues what the other has kept."""
     here = search(setup(), tmp_path / "here", algorithm=SuccessiveHalving(2, 2), n_trials=4)
     with local_cluster(2, gpus=0) as cluster, Client(cluster, set_as_default=False) as client:
@@ -82,7 +82,7 @@ def test_a_search_on_dask_gives_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft calls it
-def test_an_adapter_of_peft_has_small_states(tmp_path: Path) -> None:
+def test_states_of_a_peft_adapter_hold_no_frozen_weights(tmp_path: Path) -> None:
     """What is frozen is in no state: neither of a model that was given, nor of one around a base made once."""
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=2, target_modules=["query"], modules_to_save=["classifier"])
@@ -121,7 +121,7 @@ def value_of(tensor: torch.Tensor) -> int:
     return tensor.numel()
 
 
-def test_hyperparameters_go_to_model_init_and_to_fields_of_the_users_own() -> None:
+def test_hyperparameters_are_passed_to_model_init_and_to_user_defined_training_arguments() -> None:
     def hp(step: int) -> dict[str, Any]:
         return {"width": 8, "weight": 1 if step < 2 else 0.25, "optim": "sgd", "seed": 1}
 
@@ -162,7 +162,7 @@ class Tokenizing:
         }
 
 
-def test_what_a_tokenizer_holds_in_rust_is_in_the_state() -> None:
+def test_settings_of_a_rust_tokenizer_are_in_the_state() -> None:
     hp = {"learning_rate": 1e-2, "seed": 1}
     straight = trained(fresh(setup(data_collator=Tokenizing()), hp), lambda step: hp, 0, 4)
     kept = clone(straight.state_dict())
@@ -175,7 +175,7 @@ def test_what_a_tokenizer_holds_in_rust_is_in_the_state() -> None:
 
 
 @pytest.mark.ci
-def test_a_tokenizer_pads_the_batches(tmp_path: Path) -> None:
+def test_a_tokenizer_given_as_processing_class_pads_the_batches(tmp_path: Path) -> None:
     tokenizer = words()
 
     class Sentences(torch.utils.data.Dataset[dict[str, Any]]):
@@ -214,7 +214,7 @@ def identity(**given: Any) -> object:
 
 
 @pytest.mark.ci
-def test_the_key_is_that_of_what_decides_training() -> None:
+def test_only_arguments_that_affect_training_or_evaluation_are_in_the_key() -> None:
     usual = identity()
     assert usual == identity()
     assert usual == identity(

@@ -159,7 +159,7 @@ MAKERS = [sft, dpo, *(pytest.param(make, marks=pytest.mark.ci) for make in (rewa
 
 @pytest.mark.ci
 @pytest.mark.parametrize("make", MAKERS)
-def test_weights_are_those_of_trainer_train(make: Any) -> None:
+def test_weights_equal_those_of_trainer_train(make: Any) -> None:
     here = weights(trained(fresh(make(), {"seed": 42}), lambda step: {"seed": 42}, 0, STEPS))
     expected = alone(make(), 42)
     assert here.keys() == expected.keys()
@@ -186,14 +186,14 @@ def streamed(**shuffled: int) -> TrainerTrainable:
 
 
 @pytest.mark.ci
-def test_a_stream_is_trained_on_in_its_order_and_continued_at_every_step() -> None:
+def test_training_on_a_stream_equals_that_of_trl_and_forks_at_every_step() -> None:
     here = weights(trained(fresh(streamed(), {"seed": 42}), lambda step: {"seed": 42}, 0, STEPS))
     expected = alone(streamed(), 42)
     assert [name for name, value in expected.items() if not torch.equal(here[name], value)] == []
     forks_at_every_step(streamed)
 
 
-def test_a_shuffle_buffer_that_no_state_holds_is_refused_by_name() -> None:
+def test_a_shuffle_buffer_missing_from_the_state_of_a_stream_is_refused() -> None:
     with pytest.raises(UsageError, match="has a shuffle buffer, which its state_dict"):
         trained(fresh(streamed(buffer_size=5), {"seed": 42}), lambda step: {"seed": 42}, 0, 1)
 
@@ -205,7 +205,7 @@ def space(trial: optuna.Trial) -> dict[str, object]:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("make", [sft, dpo])
-def test_a_search_shares_and_each_trial_has_the_metrics_of_its_own_run(make: Any, tmp_path: Path) -> None:
+def test_a_search_shares_steps_and_each_trial_has_the_metrics_of_a_separate_run(make: Any, tmp_path: Path) -> None:
     drops = optuna.samplers.GridSampler({"drop": [3, 5]})
     study = optuna.create_study(sampler=drops)
     result = search(make(), tmp_path, space=space, study=study, n_trials=2)

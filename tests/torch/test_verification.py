@@ -192,7 +192,7 @@ class Incomplete:
         (CachedNoise(), r"after 2 more steps model\."),
     ],
 )
-def test_state_that_nothing_captures_is_named_in_the_first_steps(trainable: object, match: str) -> None:
+def test_training_state_that_is_not_captured_is_named_in_the_first_steps(trainable: object, match: str) -> None:
     journal = MemoryJournal()
     with pytest.raises(StateError, match=match):
         search(trainable, journal)
@@ -234,13 +234,13 @@ class Noting(Incomplete):
         self.weight *= 0.9 if step < 7 else 0.9 * getattr(self, "first", 2.0)
 
 
-def test_attributes_that_a_fork_has_not_set_pass_where_they_are_an_estimators() -> None:
+def test_an_attribute_missing_in_a_fork_is_allowed_in_an_estimator_unless_it_is_read() -> None:
     search(Fitted())
     with pytest.raises(StateError, match=r"self\.classifier\.\w+ is absent from the state"):
         search(Judged())
 
 
-def test_attributes_that_a_fork_has_not_set_are_named_where_they_are_the_users() -> None:
+def test_an_attribute_missing_in_a_fork_is_refused_in_a_users_object() -> None:
     with pytest.raises(StateError, match=r"self\.first is absent from the state"):
         search(Noting())
 
@@ -248,19 +248,19 @@ def test_attributes_that_a_fork_has_not_set_are_named_where_they_are_the_users()
 @pytest.mark.ci
 @pytest.mark.parametrize("name", [*CASES, *PATTERNS])
 @pytest.mark.ci_one_in(3)
-def test_what_is_captured_passes(name: str) -> None:
+def test_training_with_captured_state_passes_verification(name: str) -> None:
     search(({**CASES, **PATTERNS})[name]())
 
 
 @pytest.mark.parametrize("function", [hidden_counter, hidden_meter, unattached])
-def test_local_variables_are_captured(function: object) -> None:
+def test_local_variables_are_captured_and_pass_verification(function: object) -> None:
     journal = MemoryJournal()
     search(function, journal, verify="all")
     verified = [fact for fact in read_facts(journal) if isinstance(fact, ForkVerified)]
     assert verified and all(fact.difference is None for fact in verified)
 
 
-def test_one_fork_per_kind_of_values_is_verified_and_never_again(tmp_path: Path) -> None:
+def test_one_fork_per_kind_of_hyperparameter_values_is_verified_only_once(tmp_path: Path) -> None:
     journal = MemoryJournal()
     search(ordinary_loop, journal, checkpoints=str(tmp_path))
     search(ordinary_loop, journal, checkpoints=str(tmp_path))
@@ -270,7 +270,7 @@ def test_one_fork_per_kind_of_values_is_verified_and_never_again(tmp_path: Path)
     assert all(fact.seconds > 0 for fact in found)
 
 
-def test_all_chains_verify_when_requested_and_none_when_not() -> None:
+def test_verify_all_verifies_every_chain_and_verify_off_verifies_none() -> None:
     journal = MemoryJournal()
     search(Small(), journal, verify="off")
     assert not any(isinstance(fact, ForkVerified) for fact in read_facts(journal))
@@ -285,7 +285,7 @@ def test_all_chains_verify_when_requested_and_none_when_not() -> None:
     assert {fact.chain for fact in facts if isinstance(fact, ForkVerified)} == {c for c in trained if trained[c] > 1}
 
 
-def test_verifying_changes_no_result() -> None:
+def test_verification_does_not_change_results() -> None:
     assert [t.values for t in search(Small(), verify="all").study.trials] == [
         t.values for t in search(Small(), verify="off").study.trials
     ]
@@ -311,7 +311,7 @@ class Forgetful:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 5])
-def test_a_state_that_cannot_be_loaded_is_refused_however_short_trials_are(steps: int) -> None:
+def test_a_state_that_cannot_be_loaded_is_refused_even_in_short_trials(steps: int) -> None:
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     with pytest.raises(StateError, match=r"the saved state cannot be loaded: KeyError: 'weight'"):
         hpstage.optimize(
@@ -350,7 +350,7 @@ class Ticketed(Forgetful):
 
 
 @pytest.mark.skipif(bool(obstacle()), reason="this process cannot be forked")
-def test_verifying_leaves_what_it_verifies_as_it_was_even_what_no_state_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verification_does_not_change_the_environment_of_the_training_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TICKETS, "0")
     search(Ticketed(), verify="off")
     assert os.environ[TICKETS] == str(2 * STEPS - 3)  # of two trials that share three steps
@@ -387,7 +387,7 @@ class WithRawArray(WithSharedTensor):
 
 
 @pytest.mark.parametrize("kind", [WithSharedTensor, WithRawArray])
-def test_verifying_writes_to_no_memory_that_processes_share(kind: type[WithSharedTensor]) -> None:
+def test_verification_does_not_write_to_memory_shared_by_processes(kind: type[WithSharedTensor]) -> None:
     exact = search(kind(), verify="off")
     verified = search(kind(), verify="all", checkpoint_every=1)
     assert [trial.value for trial in verified.study.trials] == [trial.value for trial in exact.study.trials]
@@ -395,7 +395,7 @@ def test_verifying_writes_to_no_memory_that_processes_share(kind: type[WithShare
 
 
 @pytest.mark.skipif(bool(obstacle()), reason="this process cannot be forked")
-def test_a_position_in_a_file_is_not_moved_by_verifying(tmp_path: Path) -> None:
+def test_reading_a_file_in_a_fork_does_not_move_its_position_in_the_parent(tmp_path: Path) -> None:
     (tmp_path / "numbers").write_text("".join(f"{number:08d}\n" for number in range(10_000)))
     with (tmp_path / "numbers").open(buffering=1) as file:
         file.readline()
@@ -407,7 +407,7 @@ def test_a_position_in_a_file_is_not_moved_by_verifying(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(bool(obstacle()), reason="this process cannot be forked")
-def test_a_fork_that_dies_is_an_error_and_one_that_hangs_can_be_killed() -> None:
+def test_a_fork_that_dies_is_an_error_and_a_fork_that_hangs_can_be_killed() -> None:
     dies = Fork(lambda: os._exit(3))
     with pytest.raises(ChildProcessError, match="status 3"):
         dies.wait(60)
@@ -429,7 +429,9 @@ _POOL: Any = None
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_training_that_needs_a_thread_is_verified_in_place(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_that_needs_a_thread_is_verified_in_its_own_process(
+    known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not known:
         monkeypatch.setattr(verification, "_PATIENCE", 0.5)
         monkeypatch.setattr(verification, "_BRIEF", 0.1)
@@ -444,7 +446,7 @@ def test_training_that_needs_a_thread_is_verified_in_place(known: bool, monkeypa
     assert found == [None] * len(REGIMES)
 
 
-def test_a_pool_of_the_users_is_an_obstacle_while_it_has_threads() -> None:
+def test_a_users_thread_pool_prevents_forks_while_it_has_threads() -> None:
     if other := obstacle():  # which other tests have left
         pytest.skip(other)
     with ThreadPoolExecutor(1) as pool:
@@ -452,13 +454,13 @@ def test_a_pool_of_the_users_is_an_obstacle_while_it_has_threads() -> None:
         assert "a pool or thread of the user's" in obstacle()
 
 
-def test_pools_that_are_not_the_users_are_not_an_obstacle() -> None:
+def test_thread_pools_of_hpstage_and_dask_do_not_prevent_forks() -> None:
     with ThreadPoolExecutor(1, "hpstage-saves") as own, ThreadPoolExecutor(1, "Dask-Offload") as other:
         before = obstacle()
         assert [own.submit(obstacle).result(), other.submit(obstacle).result()] == [before] * 2
 
 
-def test_an_unknown_way_to_verify_is_refused() -> None:
+def test_an_unknown_value_of_verify_is_refused() -> None:
     with pytest.raises(UsageError, match=r"verify is 'some'; give one of 'first-fork', 'all', 'off'"):
         search(Small(), verify="some")
 
@@ -496,7 +498,7 @@ def left_in_evaluation_mode(run: Run) -> None:
 
 
 @pytest.mark.parametrize("function", [measuring_in_training_mode, left_in_evaluation_mode])
-def test_measuring_that_changes_training_is_an_error(function: Any) -> None:
+def test_evaluation_that_changes_training_is_an_error(function: Any) -> None:
     with pytest.raises(StateError, match=r"measuring changes training: model.*eval\(\)"):
         search(function)
 
@@ -519,7 +521,7 @@ def measuring_by_a_function(run: Run) -> None:
             model.train()
 
 
-def test_a_function_that_is_made_to_measure_raises_no_alarm() -> None:
+def test_a_function_created_for_evaluation_passes_verification() -> None:
     search(measuring_by_a_function, verify="all", checkpoint_every=1)
 
 
@@ -541,7 +543,7 @@ def with_a_progress_bar(run: Run) -> None:
             model.train()
 
 
-def test_what_a_library_keeps_in_its_own_frames_raises_no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tqdm_progress_bar_around_the_steps_passes_verification(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tqdm, "monitor_interval", 0)  # else it leaves a thread
     search(with_a_progress_bar, verify="all", checkpoint_every=1)
 
@@ -562,7 +564,7 @@ class FullOnce(Small):
     stateless = ("steps", "full")
 
 
-def test_a_device_that_has_no_room_while_a_fork_is_verified_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_device_during_verification_is_not_reported_as_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = search(Small(), verify="all").best_value
     for full in range(1, 13, 3):
         monkeypatch.setattr(FullOnce, "steps", 0)
@@ -571,7 +573,7 @@ def test_a_device_that_has_no_room_while_a_fork_is_verified_is_no_difference(mon
         assert FullOnce.steps > full
 
 
-def test_where_torch_sees_a_gpu_nothing_is_trained_in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_torch_sees_prevents_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even on the CPU: torch begins threads for the gradients of each GPU, and fails in a fork, which has none."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert "torch sees a GPU" in obstacle()

@@ -59,7 +59,7 @@ SEEN: list[int] = []
 
 
 @pytest.mark.parametrize("trainable", [Small(), ordinary_loop, Remembering()])
-def test_a_winner_that_is_reproduced_is_recorded(
+def test_the_audit_of_a_reproduced_best_trial_is_recorded(
     trainable: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "hpstage")
@@ -78,7 +78,7 @@ class Clean(Leaking):
         self.__dict__.update(state)
 
 
-def test_a_winner_that_is_not_reproduced_is_an_error_after_the_result_is_safe(
+def test_a_best_trial_that_is_not_reproduced_raises_an_error_after_the_study_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HPSTAGE_TEST_LEAK", "x" * 3)  # what training has begun with here
@@ -107,7 +107,9 @@ class Gone(Small):
         return super().loss(model, batch)
 
 
-def test_a_winner_that_cannot_be_retrained_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_best_trial_that_cannot_be_retrained_causes_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     result = searched(Gone(), tmp_path, grid())
     (audited,) = [fact for fact in result.journal if isinstance(fact, Audited)]
     assert audited.outcome == "failed"

@@ -55,7 +55,7 @@ def test_a_torch_setting_changed_by_a_trial_is_restored_for_the_next() -> None:
     assert torch.get_default_dtype() is torch.float32
 
 
-def test_a_state_holds_the_settings_that_training_has_made_and_not_those_of_the_process() -> None:
+def test_a_state_holds_settings_made_by_training_and_not_other_settings_of_the_process() -> None:
     states = []
     for benchmark in (True, False):
         torch.backends.cudnn.benchmark = benchmark
@@ -130,7 +130,7 @@ class Rewriting(Small):
         return super().loss(model, batch) * damped() * scale() ** (power.__defaults__ or (1.0,))[0]
 
 
-def test_code_and_defaults_of_functions_changed_by_a_trial_are_restored_for_the_next_trial_and_search() -> None:
+def test_code_and_defaults_of_functions_that_a_trial_changes_are_restored_for_the_next_trial() -> None:
     before, identity = scale.__code__, code_identity(Rewriting())
     trainable: Any = fresh(Rewriting(), {**hp_at(0), "other": False})
     expected = outcome(advance(trainable, 0, 3))
@@ -188,7 +188,7 @@ class Distilling(Small):
             handle.remove()
 
 
-def test_a_hook_registered_and_removed_again_makes_no_difference_to_a_fork() -> None:
+def test_a_fork_is_not_affected_by_a_hook_that_was_registered_and_removed() -> None:
     straight: Any = advance(fresh(Distilling()), 0, STEPS)
     state = reread(advance(fresh(Distilling()), 0, FORK).state_dict())
     nn.Identity().register_forward_hook(lambda module, given, made: None).remove()
@@ -197,7 +197,7 @@ def test_a_hook_registered_and_removed_again_makes_no_difference_to_a_fork() -> 
     assert portrait_of(advance(forked, FORK, STEPS)) == portrait_of(straight)
 
 
-def test_only_the_setting_that_differs_is_named() -> None:
+def test_a_difference_in_settings_names_only_the_setting_that_differs() -> None:
     trainable: Any = fresh(Wide(), {**hp_at(0), "wide": False})
     before = trainable.portrait()
     torch.set_default_dtype(torch.float64)
@@ -218,7 +218,7 @@ class Moving(Small):
 
 
 @pytest.mark.ci
-def test_a_state_that_names_a_missing_folder_is_an_error_with_its_name(tmp_path: Path) -> None:
+def test_a_state_whose_working_folder_is_missing_is_an_error_that_names_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     trainable: Any = fresh(Moving(str(folder)))
@@ -230,7 +230,7 @@ def test_a_state_that_names_a_missing_folder_is_an_error_with_its_name(tmp_path:
         other.load_state_dict(state)
 
 
-def test_a_tensor_that_was_looked_at_can_still_be_resized() -> None:
+def test_a_tensor_can_still_be_resized_after_its_digest_was_computed() -> None:
     mine = torch.zeros(2)
     digest({"mine": mine})
     mine.resize_(5)
@@ -259,7 +259,7 @@ class Grouped(Small):
                 optimizer.state.pop(parameter)
 
 
-def test_groups_that_come_and_go_are_captured() -> None:
+def test_param_groups_added_and_removed_in_training_are_in_the_state() -> None:
     expected = outcome(advance(fresh(Grouped(None)), 0, STEPS))
     for fork in (3, 4, 5, FORK):
         state = reread(advance(fresh(Grouped(None)), 0, fork).state_dict())
@@ -268,7 +268,7 @@ def test_groups_that_come_and_go_are_captured() -> None:
         assert outcome(advance(other, fork, STEPS)) == expected
 
 
-def test_a_group_that_comes_with_another_rate_than_it_is_to_follow_is_refused_with_and_without_a_fork() -> None:
+def test_a_param_group_added_with_another_lr_than_the_hyperparameter_is_refused() -> None:
     with pytest.raises(UsageError, match=r"param group 2 of SGD was added with lr=0.5, but .*'lr' is 0.1 in this"):
         advance(fresh(Grouped(0.5)), 0, STEPS)
     with pytest.raises(UsageError, match=r"param group 2 of SGD was added with lr=0.5"):
@@ -292,7 +292,7 @@ class Returning(Small):
             optimizer.load_state_dict(self.kept[1])
 
 
-def test_an_optimizer_that_returns_to_an_earlier_state_follows_its_hyperparameters_from_there() -> None:
+def test_an_optimizer_that_loads_an_earlier_state_continues_exactly_after_a_fork() -> None:
     def trained(trainable: Any, start: int, stop: int) -> Any:
         for step in range(start, stop):
             trainable.train(step, {**hp_at(0), "lr": 0.1 / (step + 1)})
@@ -324,7 +324,7 @@ class Cached(Small):
         return super().loss(model, batch) * found.mean()
 
 
-def test_results_of_cached_functions_are_not_part_of_the_state_unless_they_are_changed() -> None:
+def test_a_result_of_a_cached_function_is_not_in_the_state_and_may_not_change() -> None:
     table.cache_clear()
     expected = outcome(advance(fresh(Cached(changes=False)), 0, STEPS))
     state = reread(advance(fresh(Cached(changes=False)), 0, FORK).state_dict())
@@ -355,7 +355,7 @@ class Turned(Small):
         return super().loss(model, batch)
 
 
-def test_an_object_that_becomes_one_of_another_class_is_refused() -> None:
+def test_an_object_whose_class_changes_in_training_is_refused() -> None:
     with pytest.raises(StateError, match=r"model\.2 was a ReLU and has become a Tanh in training"):
         advance(fresh(Turned()), 0, 3).state_dict()
 
@@ -396,7 +396,7 @@ def test_a_trainable_within_a_trainable_continues_exactly() -> None:
     assert outcome(advance(other, FORK, STEPS)) == expected
 
 
-def test_a_survey_of_what_has_not_changed_makes_no_new_records() -> None:
+def test_a_survey_of_unchanged_objects_creates_no_new_records() -> None:
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 4)
     kept = {"table": [(n, str(n)) for n in range(100_000)], "names": {str(n): n for n in range(1000)}}
     world = World((), lambda: [("model", model), ("kept", kept)])
@@ -420,7 +420,7 @@ class MetLate(Small):
         return super().loss(model, batch) * len(self.late.COUNTS)
 
 
-def test_a_change_to_a_module_met_only_in_setup_is_refused_to_the_next_trial() -> None:
+def test_a_changed_module_that_setup_imports_is_refused_in_the_next_trial() -> None:
     trainable: Any = fresh(MetLate())
     advance(trainable, 0, 2)
     trainable.setup(hp_at(0))
@@ -437,7 +437,7 @@ class MetByText(Small):
         return super().loss(model, batch) * len(late.COUNTS)
 
 
-def test_a_module_that_training_is_the_first_to_import_by_a_name_that_is_made_up_is_refused() -> None:
+def test_a_module_first_imported_in_training_by_a_computed_name_is_refused() -> None:
     trainable: Any = advance(fresh(MetByText()), 0, 2)
     with pytest.raises(StateError, match=r"^tests\.torch\.late_in_training was first imported in training, by a name"):
         trainable.state_dict()
@@ -463,7 +463,7 @@ class Scheduling(Small):
         return {"loss": 0.5}
 
 
-def test_a_change_by_evaluate_that_is_undone_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_change_made_by_evaluate_is_undone_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     trainable: Any = advance(fresh(Scheduling()), 0, 1)
     for _ in range(2):
         trainable.evaluate()
@@ -484,7 +484,7 @@ class Weighing(Small):
         return super().loss(model, batch) * weights(3)[batch[1]].mean()
 
 
-def test_a_state_is_that_of_processes_where_a_cached_function_was_called_before_and_of_others() -> None:
+def test_a_state_does_not_depend_on_whether_a_cached_function_was_called_before() -> None:
     states = []
     for warm in (False, True):
         weights.cache_clear()

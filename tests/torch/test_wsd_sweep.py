@@ -51,7 +51,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> hpstage.Result:
 
 
 @pytest.mark.parametrize("dask", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["inline", "dask"])
-def test_losses_and_weights_are_those_of_separate_runs_in_any_order(
+def test_losses_and_weights_of_a_wsd_sweep_do_not_depend_on_the_order_of_horizons(
     found: hpstage.Result, dask: bool, tmp_path: Path
 ) -> None:
     horizons = list(HORIZONS)
@@ -69,7 +69,7 @@ def test_losses_and_weights_are_those_of_separate_runs_in_any_order(
         assert same(result.trial(trial).weights(), found.trial(other).weights())
 
 
-def test_a_separate_run_on_a_separate_store_has_the_same_loss_and_weights(
+def test_a_separate_run_in_its_own_store_has_the_loss_and_weights_of_the_wsd_sweep(
     found: hpstage.Result, tmp_path: Path
 ) -> None:
     for trial in found.study.trials[::3]:
@@ -83,7 +83,9 @@ def test_a_separate_run_on_a_separate_store_has_the_same_loss_and_weights(
 # --- soups ------------------------------------------------------------------------------------------------
 
 
-def test_a_soup_is_the_mean_of_the_weights_as_the_trainable_evaluates_it(found: hpstage.Result, tmp_path: Path) -> None:
+def test_a_soup_has_the_mean_weights_of_its_members_and_its_own_evaluated_metrics(
+    found: hpstage.Result, tmp_path: Path
+) -> None:
     members = [11, 3, 8]
     soup = found.soup(members)
     weights = [found.trial(number).weights() for number in members]
@@ -119,7 +121,7 @@ def test_a_soup_is_the_mean_of_the_weights_as_the_trainable_evaluates_it(found: 
     assert about["members"] == "wsd/11 after step 25, wsd/3 after step 10, wsd/8 after step 20"
 
 
-def test_a_soup_along_the_trunk_takes_its_kept_states(found: hpstage.Result) -> None:
+def test_a_soup_of_one_trial_averages_its_checkpoints(found: hpstage.Result) -> None:
     steps = [step for step in found.trial(11).kept if step < 21][-3:]
     soup = found.soup((11, step) for step in steps)
     assert soup.members == tuple(("wsd/11", step) for step in steps)
@@ -128,7 +130,7 @@ def test_a_soup_along_the_trunk_takes_its_kept_states(found: hpstage.Result) -> 
         found.soup([(11, 1), (11, 2)])
 
 
-def test_a_soup_leaves_search_trainable_and_generators_as_they_were(found: hpstage.Result) -> None:
+def test_making_a_soup_does_not_change_the_search_or_random_generators(found: hpstage.Result) -> None:
     before = torch.get_rng_state()
     kept = dict(found.plan.kept)
     first = found.soup([1, 2])
@@ -138,14 +140,14 @@ def test_a_soup_leaves_search_trainable_and_generators_as_they_were(found: hpsta
     assert same(found.trial(1).weights(), found.load(1).model.state_dict())
 
 
-def test_members_that_have_no_mean_are_named(found: hpstage.Result) -> None:
+def test_a_soup_of_fewer_than_two_states_or_of_a_missing_part_is_refused(found: hpstage.Result) -> None:
     with pytest.raises(UsageError, match="at least two states; there is 1"):
         found.soup([1, 1])
     with pytest.raises(UsageError, match=r"has no tensors of 'self\.ema'"):
         found.soup([1, 2], part="self.ema")
 
 
-def test_weights_other_than_the_evaluated_ones_cause_a_warning(
+def test_a_soup_of_weights_that_evaluation_may_not_use_causes_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Evaluated(Averaged):
@@ -161,7 +163,7 @@ def test_weights_other_than_the_evaluated_ones_cause_a_warning(
     assert not caplog.records
 
 
-def test_a_function_that_reports_before_its_loop_can_be_evaluated_again(tmp_path: Path) -> None:
+def test_a_soup_of_a_function_can_be_evaluated_only_if_it_reports_before_its_loop(tmp_path: Path) -> None:
     result = search(sweep(horizons=[8, 10]), tmp_path / "plain", ordinary_loop)
     with pytest.raises(TrainingError, match="Report them before the loop, too"):
         result.soup([0, 2])

@@ -133,7 +133,7 @@ def everywhere(subject: XGBoost, hps: list[dict[str, Any]]) -> None:
         assert other.evaluate() == metrics, fork
 
 
-def test_a_rate_that_drops_equals_the_librarys_own_scheduler() -> None:
+def test_a_scheduled_eta_equals_the_learning_rate_scheduler_of_xgboost() -> None:
     subject = trainable()
     rates = [0.3] * 5 + [0.1] * 3
     after = xgboost.callback.LearningRateScheduler([*rates[1:], rates[-1]])  # sets the rate after a round
@@ -174,7 +174,7 @@ KINDS: list[tuple[Any, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("data", "params"), KINDS, ids=lambda value: getattr(value, "__name__", str(value)))
-def test_a_fork_at_any_round_equals_the_librarys_own_run(data: Any, params: dict[str, Any]) -> None:
+def test_a_fork_at_any_round_equals_xgboost_train(data: Any, params: dict[str, Any]) -> None:
     rates = {} if params.get("booster") == "gblinear" else {"eta": 0.1}
     hps = [dict(rates) for _ in range(ROUNDS)]
     for hp in hps[5:]:
@@ -209,7 +209,9 @@ def test_every_parameter_that_may_follow_a_schedule_is_tested() -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.one_in(4)
-def test_a_parameter_that_changes_equals_the_librarys_own_run(name: str, method: str, others: dict[str, Any]) -> None:
+def test_a_scheduled_parameter_equals_a_changed_parameter_in_xgboost_train(
+    name: str, method: str, others: dict[str, Any]
+) -> None:
     if method == "exact" and (name == "colsample_bynode" or "cat_" in name):
         pytest.skip("XGBoost has no such trees")
     needs = {"max_leaves": {"grow_policy": "lossguide"}, "skip_drop": {"booster": "dart", "rate_drop": 0.8}}
@@ -233,7 +235,7 @@ class TestContract(TrainableContract):
 
 
 @pytest.mark.parametrize("booster", ["gbtree", "dart"])
-def test_a_search_trains_each_round_once_and_measures_what_xgboost_would(
+def test_a_search_trains_each_round_once_and_has_the_metrics_of_xgboost_train(
     booster: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     subject = trainable(subsample=0.5, booster=booster, **({"rate_drop": 0.3} if booster == "dart" else {}))
@@ -260,7 +262,7 @@ def test_a_search_trains_each_round_once_and_measures_what_xgboost_would(
         assert result.trial(trial.number).state()["model"] == model
 
 
-def test_trials_of_any_parameters_share_one_data_set() -> None:
+def test_trials_with_different_parameters_share_one_data_set_without_changing_models() -> None:
     subject = trainable()
     models: dict[int, bytes] = {}
     some = [
@@ -278,7 +280,7 @@ def test_trials_of_any_parameters_share_one_data_set() -> None:
     assert len(set(models.values())) == len({str(hp) for hp in some if hp["tree_method"] != "exact"}) + 3
 
 
-def test_the_number_of_threads_changes_nothing() -> None:
+def test_the_number_of_threads_does_not_change_the_model() -> None:
     models = set()
     for threads in (1, 2, 3):
         subject = trainable(subsample=0.5, nthread=threads)
@@ -321,7 +323,7 @@ def test_several_validation_sets_or_none_may_be_given() -> None:
         ({"max_depth": None}, "'max_depth' is None. Leave it out"),
     ],
 )
-def test_what_cannot_be_forked_is_refused_by_name(params: dict[str, Any], message: str) -> None:
+def test_parameters_that_prevent_exact_forks_are_refused_by_name(params: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         trainable(**params)
     with pytest.raises(UsageError, match=message):
@@ -332,7 +334,7 @@ def test_what_cannot_be_forked_is_refused_by_name(params: dict[str, Any], messag
     ("name", "before", "after"),
     [("tree_method", "hist", "approx"), ("num_parallel_tree", 1, 2), ("seed", 0, 1), ("base_score", 0.5, 0.2)],
 )
-def test_parameters_that_cannot_change_between_rounds_are_refused_wherever_they_do(
+def test_parameters_that_cannot_follow_a_schedule_are_refused_when_they_change(
     name: str, before: Any, after: Any
 ) -> None:
     subject = trainable()
@@ -366,7 +368,7 @@ def test_no_parameter_of_a_linear_booster_may_change() -> None:
     ],
     ids=["three", "a data set", "silent"],
 )
-def test_data_of_another_form_are_refused(data: Any, message: str) -> None:
+def test_training_data_of_an_unsupported_form_are_refused(data: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         XGBoost(data(*binary(40, 0).values()))
 
