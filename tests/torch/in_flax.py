@@ -72,7 +72,7 @@ def test_a_fork_at_every_step_equals_training_straight_through(page: ModuleType)
         assert forked.evaluate() == straight.evaluate()
 
 
-def test_a_search_gives_each_trial_the_metrics_of_its_own_run(page: ModuleType, tmp_path: Path) -> None:
+def test_a_search_gives_each_trial_the_metrics_of_a_separate_run(page: ModuleType, tmp_path: Path) -> None:
     drops = optuna.samplers.GridSampler({"drop_at": [4, 6, 8]})
     study = optuna.create_study(sampler=drops, direction="maximize")
     result = hpstage.optimize(
@@ -122,7 +122,7 @@ class Linen:
 X = jax.numpy.arange(12.0).reshape(4, 3) / 12
 
 
-def test_a_module_of_linen_may_be_made_where_training_begins(tmp_path: Path) -> None:
+def test_a_linen_module_may_be_created_in_setup_of_each_trial(tmp_path: Path) -> None:
     """Each has another number in a process, which training does not depend on."""
     study = optuna.create_study(sampler=optuna.samplers.GridSampler({"drop": [2, 3]}, seed=0))
 
@@ -154,7 +154,7 @@ def fitted(run: hpstage.Run) -> None:
             run.report(size=float(jax.numpy.abs(weights["w"]).sum()))
 
 
-def test_a_training_function_of_jax_is_forked_bit_for_bit(tmp_path: Path) -> None:
+def test_a_training_function_of_jax_forks_bit_for_bit(tmp_path: Path) -> None:
     def values(drops: list[int]) -> dict[int, float]:
         study = optuna.create_study(sampler=optuna.samplers.GridSampler({"drop": drops}, seed=0))
         result = hpstage.optimize(

@@ -57,7 +57,9 @@ class TestDigitsInJAX(TrainableContract):
     ],
 )
 @pytest.mark.parametrize("through", [clone, reread])
-def test_arrays_and_keys_are_restored_as_they_were(make: Callable[[], Any], through: Callable[[object], Any]) -> None:
+def test_jax_arrays_and_keys_are_restored_with_their_type_and_bytes(
+    make: Callable[[], Any], through: Callable[[object], Any]
+) -> None:
     value = make()
     found = through({"value": value})["value"]
     assert (type(found), found.dtype, found.shape) == (type(value), value.dtype, value.shape)
@@ -67,14 +69,14 @@ def test_arrays_and_keys_are_restored_as_they_were(make: Callable[[], Any], thro
     assert np.asarray(plain(found)).tobytes() == np.asarray(plain(value)).tobytes()
 
 
-def test_a_copy_outlives_an_array_that_is_donated() -> None:
+def test_a_copied_state_remains_readable_after_its_jax_array_is_donated() -> None:
     array = jnp.ones(3)
     copy = clone([array])
     array.delete()
     assert np.asarray(copy[0]).tolist() == [1, 1, 1]  # type: ignore[index]
 
 
-def test_states_differ_by_dtype_weakness_and_kind_of_keys() -> None:
+def test_digests_of_jax_arrays_differ_by_dtype_weak_type_and_kind_of_key() -> None:
     data = jax.random.key_data(jax.random.key(0))
     states = [
         jnp.asarray(1.0),
@@ -100,7 +102,7 @@ class Constant(Digits):  # type: ignore[misc]
         self.held = [jnp.ones(2, jnp.float8_e4m3fn), jnp.broadcast_to(jnp.asarray(1.0), (3,)), donated(jnp.ones(2))]
 
 
-def test_arrays_that_cannot_be_state_may_be_held() -> None:
+def test_a_trainable_may_hold_unchanged_jax_arrays_that_no_state_can_hold() -> None:
     trained(fresh(Constant(), hp_at), hp_at, 0, 2)
 
 
@@ -115,12 +117,14 @@ def test_arrays_that_cannot_be_state_may_be_held() -> None:
         (lambda: donated(jnp.ones(2)), "a JAX array that was donated"),
     ],
 )
-def test_what_cannot_be_restored_is_refused_by_its_path(make: Callable[[], Any], reason: str) -> None:
+def test_a_jax_array_that_cannot_be_restored_is_refused_by_its_path_in_the_state(
+    make: Callable[[], Any], reason: str
+) -> None:
     with pytest.raises(StateError, match=rf"state\['velocity'\] is {reason}"):
         clone({"velocity": make()})
 
 
-def test_a_device_and_settings_are_part_of_the_key() -> None:
+def test_the_jax_device_and_jax_settings_are_part_of_the_key() -> None:
     found = describe(as_trainable(Digits())).described
     assert found["jax"] == jax.__version__
     assert found["jax device"].startswith(jax.default_backend())
@@ -148,7 +152,7 @@ class Traced(Digits):  # type: ignore[misc]
         super().train(step, {**hp, "lr": float(self.scale(1.0))})
 
 
-def test_a_number_that_is_read_while_a_function_is_traced_is_found(tmp_path: Path) -> None:
+def test_a_hyperparameter_read_only_while_jax_traces_a_function_is_found(tmp_path: Path) -> None:
     study = optuna.create_study(sampler=optuna.samplers.GridSampler({"late": [0.01, 0.02]}, seed=0))
 
     def space(trial: optuna.Trial) -> dict[str, Any]:
@@ -160,7 +164,7 @@ def test_a_number_that_is_read_while_a_function_is_traced_is_found(tmp_path: Pat
         )
 
 
-def test_an_array_that_no_state_restores_is_named(tmp_path: Path) -> None:
+def test_a_jax_array_missing_from_the_state_is_named(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"self\.velocity\['b1'\]"):
         hpstage.optimize(
             optuna.create_study(),

@@ -35,14 +35,14 @@ def searched(store: Path, **options: Any) -> tuple[hpstage.Result, list[Any]]:
     return result, [[trial.value for trial in study.trials], weights]
 
 
-def test_a_stage_tree_of_keras_is_verified_and_equals_every_unshared_trial(tmp_path: Path) -> None:
+def test_keras_trials_with_sharing_are_verified_and_equal_trials_without_sharing(tmp_path: Path) -> None:
     shared, found = searched(tmp_path / "shared", verify="all")
     apart, alone = searched(tmp_path / "alone", sharing=False)
     assert found == alone
     assert (shared.savings.steps_trained, apart.savings.steps_trained) == (6, 8)
 
 
-def test_the_backend_is_part_of_the_key() -> None:
+def test_the_keras_backend_is_part_of_the_key() -> None:
     described = describe(as_trainable(Digits())).described
     assert described["keras"] == f"{keras.__version__} on {keras.backend.backend()}, float32"
     assert keras.backend.backend() in described

@@ -38,7 +38,7 @@ class Reading(Small):
         self.numbers, self.place["numbers"] = itertools.count(state), itertools.count(state)
 
 
-def test_an_iterator_continues_where_load_extra_state_puts_it() -> None:
+def test_an_iterator_continues_after_a_fork_at_the_position_set_by_load_extra_state() -> None:
     expected = outcome(advance(fresh(Reading()), 0, STEPS))
     state = reread(advance(fresh(Reading()), 0, FORK).state_dict())
     forked: Any = fresh(Reading())
@@ -71,7 +71,7 @@ def reading(run: Run) -> None:
         stepped(run, parts, 0.1 * reader.next())
 
 
-def test_an_iterator_of_an_attached_object_continues_where_load_state_dict_puts_it() -> None:
+def test_an_attached_iterator_continues_after_a_fork_at_the_position_set_by_load_state_dict() -> None:
     expected = trained(reading, LATE + 3)
     first = trained(reading, LATE)
     forked = made(reading)

@@ -68,7 +68,7 @@ def test_an_edit_that_does_not_affect_training_keeps_the_key(keys: Keys, name: s
     assert one[NAMES[name]] == two[NAMES[name]]
 
 
-def test_the_known_undetected_edits_are_few_and_still_undetected(keys: Keys) -> None:
+def test_at_most_two_edits_are_known_to_be_undetected(keys: Keys) -> None:
     one, _, two = keys
     assert len(LIMITS) <= 2
     assert [name for name in LIMITS if one[NAMES[name]] != two[NAMES[name]]] == []

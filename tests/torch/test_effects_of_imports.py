@@ -141,7 +141,7 @@ SAME = {
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_an_edit_of_code_that_does_not_train_keeps_the_key(
+def test_an_edit_of_code_unrelated_to_import_effects_keeps_the_key(
     name: str, key: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HOME", "")

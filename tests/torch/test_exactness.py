@@ -162,7 +162,7 @@ def test_fork_in_an_object_that_has_trained_before_equals_training_straight_thro
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_setup_forgets_all_earlier_training(name: str, straight: dict[str, Any]) -> None:
+def test_setup_resets_all_effects_of_earlier_training(name: str, straight: dict[str, Any]) -> None:
     trainable = advance(fresh(CASES[name]()), 0, 3)
     trainable.setup(hp_at(0))
     assert outcome(advance(trainable, 0, STEPS)) == straight[name]

@@ -191,7 +191,7 @@ class Sizes(Small):
 
 
 @pytest.mark.parametrize(("attribute", "hp", "size"), [(None, {}, 9), (5, {}, 5), (5, {"batch_size": 3}, 3)])
-def test_a_batch_size_hyperparameter_overrides_the_attribute_and_the_attribute_the_loader(
+def test_the_batch_size_comes_from_the_hyperparameter_else_the_attribute_else_the_loader(
     attribute: int | None, hp: dict[str, Any], size: int
 ) -> None:
     subject = Sizes(attribute)

@@ -74,7 +74,7 @@ def test_the_order_of_samples_does_not_depend_on_batch_sizes() -> None:
     assert flat(seen_in(Recording(), [7, 11, 3, 20, 19])) == flat(seen_in(Recording(), [15, 15, 30]))
 
 
-def test_every_batch_is_full_across_the_end_of_an_epoch() -> None:
+def test_a_batch_at_the_end_of_an_epoch_is_filled_with_samples_of_the_next_epoch() -> None:
     assert [len(batch) for batch in seen_in(Recording(), [8] * 5)] == [8] * 5
     assert [len(batch) for batch in seen_in(Recording(), [70, 8])] == [70, 8]
 

@@ -233,7 +233,7 @@ def by_an_object(run: Run) -> None:
             run.report(loss=loss.item())
 
 
-def test_an_object_that_a_report_changes_and_other_steps_read_is_refused_when_it_changes() -> None:
+def test_an_object_that_reports_change_and_other_steps_read_is_refused_at_its_first_change() -> None:
     trainable = made(by_an_object)
     for step in range(6):
         trainable.train(step, HP)  # a report is wanted after each

@@ -183,7 +183,7 @@ def tensors(trial: hpstage.TrainedTrial) -> list[Any]:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("kind", [Mixed, InParts, Stacked, Loading, pytest.param("function", marks=pytest.mark.slow)])
-def test_micro_anneals_of_five_mixtures_equal_those_trials_trained_without_sharing(kind: Any, tmp_path: Path) -> None:
+def test_micro_anneals_of_five_mixtures_equal_training_without_sharing(kind: Any, tmp_path: Path) -> None:
     here: dict[str, Any] = {"executor": Unmeasured()}
     trainable = by_function if kind == "function" else kind()
     trunk = hpstage.train(trainable, HP, steps=12, metric="loss", store=tmp_path / "store", checkpoint_every=4, **here)

@@ -112,7 +112,7 @@ KINDS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
         for kind in KINDS
     ],
 )
-def test_micro_anneals_of_trainers_equal_those_trials_trained_without_sharing(kind: str, tmp_path: Path) -> None:
+def test_micro_anneals_of_trainers_equal_training_without_sharing(kind: str, tmp_path: Path) -> None:
     make, hp, metric = KINDS[kind]
     trunk = hpstage.train(make(), hp, steps=10, metric=metric, store=tmp_path / "store", checkpoint_every=5, **here())
     found = trunk.microanneal(MIXTURES, control="as before", at=7, steps=5, seeds=2, **here())

@@ -102,7 +102,7 @@ def test_an_estimator_saved_with_hpstage_pickled_forks_exactly(kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_pickle_that_differs_only_in_bytes_is_refused_with_a_replacement(kind: str) -> None:
+def test_a_pickle_that_differs_only_in_bytes_is_refused_with_the_remedy_hpstage_pickled(kind: str) -> None:
     with pytest.raises(StateError, match=r"^state\['steps'\]\[0\] is pickled, and its bytes .* hpstage\.pickled\("):
         search(Plainly(kind))
 

@@ -444,7 +444,7 @@ def test_invalid_arguments_are_refused_by_name() -> None:
         StableBaselines3Trainable(make_ppo, Walk, episodes=0)
 
 
-def test_hyperparameters_that_only_make_reads_cannot_change() -> None:
+def test_hyperparameters_read_only_by_the_function_make_cannot_change() -> None:
     adapter: Any = as_trainable(StableBaselines3Trainable(lambda hp: ppo(Walk(), n_steps=hp["n_steps"]), Walk))
     adapter.setup({"n_steps": 8})
     adapter.train(0, {"n_steps": 8})
@@ -495,7 +495,7 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], Any]] = {
 @pytest.mark.ci
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.ci_one_in(2)
-def test_changing_a_hyperparameter_changes_training_and_forks_continue_exactly(name: str) -> None:
+def test_a_scheduled_hyperparameter_changes_training_and_forks_exactly(name: str) -> None:
     make, after = CHANGES[name]
     algorithm: Any = make({})
     before = 0.2 if name in ("exploration_rate", "clip_range_vf") else getattr(algorithm, name)

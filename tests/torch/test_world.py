@@ -43,7 +43,7 @@ class Wide(Small):
         return {"wide": float(torch.get_default_dtype() is torch.float64)}
 
 
-def test_a_torch_setting_changed_by_a_trial_is_restored_for_the_next() -> None:
+def test_a_torch_setting_changed_by_a_trial_is_restored_for_the_next_trial() -> None:
     trainable: Any = fresh(Wide(), {**hp_at(0), "wide": False})
     expected = outcome(advance(trainable, 0, 3))
     trainable.setup({**hp_at(0), "wide": True})

@@ -404,7 +404,7 @@ def test_a_sample_whose_bits_differ_from_its_cached_bits_is_an_error(monkeypatch
         lambda: torch.randn(SAMPLES, 2, 4, 4).to(memory_format=torch.channels_last),
     ],
 )
-def test_cached_values_keep_their_strides(made: Callable[[], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_frozen_outputs_keep_their_strides(made: Callable[[], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     batch = torch.randn(SAMPLES, 2)
     value = made()
     store = SampleStore(Samples(SAMPLES, (Rows(0, 1),)), lambda _: (value,))

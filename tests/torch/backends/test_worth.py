@@ -46,7 +46,7 @@ def test_a_program_for_all_models_is_built_only_after_enough_steps() -> None:
     assert {width for width, _ in steps.programs[1:]} == {2, 4}  # one of 7 is worth it later, if there are more steps
 
 
-def test_a_stacked_program_that_gains_nothing_is_built_only_once() -> None:
+def test_a_stacked_program_that_saves_no_time_is_built_only_once() -> None:
     steps = Steps(lambda width: 0.001 * width)
     steps.train(2, 10_000)
     assert steps.programs == [(2, NONE)]

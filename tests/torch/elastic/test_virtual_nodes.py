@@ -383,7 +383,7 @@ def test_a_mean_gradient_has_the_memory_layout_of_its_parameter() -> None:
     assert mean(torch.ones(2, 3, 4, 4), like, 4).stride() == like.stride()  # type: ignore[union-attr]
 
 
-def test_a_gradient_sparse_in_one_node_and_dense_in_another_is_refused() -> None:
+def test_a_gradient_sparse_in_one_virtual_node_and_dense_in_another_is_refused() -> None:
     rows = Rows(torch.tensor([[0]]), torch.ones(1, 2))
     with pytest.raises(UsageError, match="sparse gradient in one virtual node and a dense one in another"):
         tree([share(torch.ones(3, 2)), share(rows)])
