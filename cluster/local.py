@@ -60,7 +60,7 @@ def local_cluster(
     """
     require_main_guard()
     if fork_server is not None and preload:
-        raise UsageError("preload and fork_server exclude each other: the server is running already; leave one out")
+        raise UsageError("preload and fork_server exclude each other: a running server preloads no more; leave one out")
     server = fork_server or start_fork_server(preload)  # imports torch while this process imports Dask
     try:
         from hpstage.cluster.devices import assigned

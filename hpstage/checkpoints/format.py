@@ -9,8 +9,9 @@ The location of the files is a :class:`Place`: a folder, or a prefix of an objec
 two files, so that a place without renaming can give each writer unique names (``state-<token>.safetensors``). Readers
 accept any of these names, so a folder of checkpoints copied to an object store, or back, stays valid.
 
-Leaves that several states have in common may be in *parts* instead, checkpoints of their own, which the manifest names
-(:mod:`hpstage.checkpoints.sharing`). The structure says which leaf is in which part, under the leaf's name there.
+Leaves that several states have in common may be stored in separate checkpoints instead, called *parts*
+(:mod:`hpstage.checkpoints.sharing`). The manifest names the parts. For each such leaf, the structure has the part and
+the leaf's name in it.
 """
 
 from __future__ import annotations

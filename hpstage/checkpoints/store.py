@@ -88,8 +88,8 @@ class CheckpointStore(ABC):
     clean*: a failure leaves no partial checkpoint and no temporary file. *Failing clear*: :class:`CheckpointFull` if
     other checkpoints have to be removed first. ``CheckpointMissing`` and ``CheckpointCorrupt`` are raised only if the
     place was reached, since they declare a state lost. Everything else, such as a missing mount or an outage, is
-    :class:`CheckpointUnreachable`, which is waited for. *Portable*: instances can be pickled and sent to workers, and
-    are safe to use from several processes.
+    :class:`CheckpointUnreachable`; callers wait and try again. *Portable*: instances can be pickled and sent to
+    workers, and are safe to use from several processes.
 
     A state is a tree of dicts, lists, tuples, scalars, strings, bytes, ``torch.Tensor`` and ``numpy.ndarray``; it is
     restored with the same types, shapes, dtypes and values. Anything else raises :class:`StateError` with the path to

@@ -60,8 +60,9 @@ def see_room(trainable: Trainable, initial: Mapping[str, Scalar], memory: Device
     slots = slots_in(trainable)
     raise UsageError(
         f"{count_of(workers, 'worker')} on a GPU with {size(free)} free, but each"
-        f"{f', with {slots} models as one,' if slots > 1 else ''} needs {size(taken)}{'' if fits else ' and more'} to "
-        f"train a step: {f'at most {fitting} fit' if fitting else 'not even one fits'}. Give fewer workers per GPU"
+        f"{f', training {slots} models together,' if slots > 1 else ''} needs {size(taken)}"
+        f"{'' if fits else ' and more'} to train a step: "
+        f"{f'at most {fitting} fit' if fitting else 'not even one fits'}. Give fewer workers per GPU"
         f"{', or a smaller max_stacked' if slots > 1 else ', or smaller batches'}"
     )
 

@@ -241,7 +241,7 @@ class SimulatedExecutor(Executor):
             self._aim(flight, extra=-left_over)
 
     def _verify(self, flight: SimulatedChain, after: float) -> None:
-        """If a fork is to be verified on the stage ahead, report it after a step, as workers do."""
+        """If the next stage verifies its fork, report the verification after its first step, as workers do."""
         if flight.place == flight.course.stages[-1].stop:
             return  # a saved state is only evaluated
         stage = flight.course.stage_at(flight.place + 1)

@@ -128,7 +128,7 @@ class SimulatedChain:
             course.boundaries[self.own] = course.own(self.own, keep=keep)
 
     def next_place(self) -> int:
-        """Return the step of the next boundary, or at which the chain stops before that."""
+        """Return the step of the next boundary, or the step at which the chain stops if that comes first."""
         self.set_own()
         place = min(self.course.boundaries)
         if self.halt is not None:

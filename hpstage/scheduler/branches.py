@@ -47,7 +47,7 @@ class WantedSteps(list[Wanted]):
         return self[index] if index < len(self) and self[index].step == step else None
 
     def drop(self, step: int) -> None:
-        """Remove a step, which must be wanted."""
+        """Remove a wanted step."""
         del self[bisect_left(self, step, key=_step)]
 
     def after(self, step: int) -> Wanted | None:

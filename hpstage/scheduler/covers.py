@@ -61,7 +61,7 @@ class Covers:
             self.tree.cover(id, Span(span.node, start, span.stop))
 
     def advance(self, id: ChainId, step: int) -> None:
-        """Uncover the steps behind a state that a chain has reached."""
+        """Uncover the steps up to ``step``, at which a chain has reached a state."""
         chain = self.plan.chains[id]
         index = chain.index_at(step)
         for behind in range(index - 1, -1, -1):

@@ -186,11 +186,11 @@ class Preemption:
         return 2 * waiting * workers <= self.tree.left.seconds
 
     def _before_longer(self, orders: Orders, last: int, rivals: float) -> int:
-        """Return the first yield step after which the chain's own path is shorter than the waiting one; if there is
-        none, ``last``.
+        """Return the first yield step after which the rest of the chain's own path takes fewer seconds than ``rivals``;
+        if there is none, ``last``.
 
         Args:
-            rivals: seconds of the longest waiting path, less the cost of switching to it.
+            rivals: seconds of the longest path that waits for a worker, less the cost of switching to it.
         """
         end = last
         left = self._beyond(orders.chain) if last == orders.marks[-1] else 0.0

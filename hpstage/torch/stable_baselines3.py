@@ -184,8 +184,8 @@ class StableBaselines3Trainable:
                 raise UsageError(changed_after(name, initial[name], value))
             if name != "seed" and not may_read(self.make, name):
                 raise UsageError(
-                    f"nothing reads the hyperparameter {name!r}: make does not mention it, and it is not a parameter "
-                    f"that {type(training.algorithm).__name__} could change"
+                    f"nothing reads the hyperparameter {name!r}: make() does not mention it, and "
+                    f"{type(training.algorithm).__name__} has no parameter of that name that can change"
                 )
         if self.total_timesteps is None:
             for name, attribute in _SCHEDULES.items():

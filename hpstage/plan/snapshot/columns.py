@@ -103,7 +103,7 @@ class Layout:
 
     Attributes:
         fields: the classes, each with the names of its fields that are written; for a struct, all its fields.
-        constants: objects that are not written; reading returns the same objects.
+        constants: objects of which only a reference is written; reading returns these very objects.
     """
 
     fields: Mapping[type, Sequence[str]]

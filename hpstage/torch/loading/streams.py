@@ -92,7 +92,7 @@ class StreamBatches(PlainBatches):
         self._begins_with = copy.deepcopy(data.state_dict())
 
     def of_step(self, seed: int, position: int, size: int, *, by_epoch: bool) -> Iterator[tuple[Any, int]]:
-        """Yield the batches of a step with the number of samples consumed after each."""
+        """Yield the batches of a step, each with the number of samples consumed so far, its own included."""
         if by_epoch and self._samples is not None:  # a pass that was left before its end is not continued
             self._samples, self._pass = None, self._pass + 1
         while True:

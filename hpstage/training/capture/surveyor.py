@@ -39,8 +39,8 @@ class Surveyor:
     """Makes surveys.
 
     Args:
-        stateless: what is ignored: attributes of ``self`` (``cache`` is ``self.cache``), global and local variables, or
-            whole paths.
+        stateless: names to ignore: attributes of ``self`` (write ``cache`` for ``self.cache``), global and local
+            variables, or whole paths such as ``self.model.cache``.
     """
 
     def __init__(self, stateless: Collection[str] = ()) -> None:

@@ -79,7 +79,7 @@ def test_a_worker_that_has_its_device_to_itself_tries_nothing_out(monkeypatch: p
         (Steps(), 3 * GIB, r"^4 workers on a GPU with 10\.\d GB free, .*3\.\d GB to train a step: at most 3 fit\."),
         (Steps(), 11 * GIB, "not even one fits.*smaller batches"),
         (Steps(OutOfMemoryError("CUDA out of memory")), 9 * GIB, r"9\.\d GB and more to train a step: not even one"),
-        (Stacked(), 6 * GIB, "with 2 models as one, .*at most 1 fit.*smaller max_stacked"),
+        (Stacked(), 6 * GIB, "training 2 models together, .*at most 1 fit.*smaller max_stacked"),
     ],
 )
 def test_too_many_workers_are_refused_with_the_largest_number_that_fits(

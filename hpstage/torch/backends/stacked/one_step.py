@@ -259,7 +259,7 @@ class Recorded(TorchFunctionMode):
         return result
 
     def check(self) -> None:
-        """Raise an error if another tensor was changed after all, or if an error of torch's was caught."""
+        """Raise an error if the step has changed further tensors, or if the user's code has caught torch's error."""
         if self._error is not None:
             caught = f"{self._who} catches an error of torch's, {first_line(self._error)}"
             # An error that depends on the present values does not rule out a recording with other values.

@@ -230,7 +230,7 @@ def _finished(one: OneStep, recorded: GraphModule) -> Trace:
     by_name = dict(zip((*state, *values), inputs, strict=False))
     for name, node in zip(left, inputs[len(inputs) - len(constants) - len(left) :], strict=False):
         if node.users:
-            raise NeedsPython(f"{who} accumulates gradients over its calls, such as that of {name}")
+            raise NeedsPython(f"{who} accumulates gradients from one call to the next, for example that of {name}")
         graph.erase_node(node)
     used = tuple(name for name in values if by_name[name].users)
     for name in values.keys() - set(used):
