@@ -36,7 +36,7 @@ class Tile:
 
 def tiles(shown: Shown, seconds_left: float | None = None) -> list[Tile]:
     """Return the tiles of a study whose figures are known."""
-    found = [_finished(shown), _best(shown), _speedup(shown), _time(shown, seconds_left), _workers(shown)]
+    found = [_finished(shown), _best(shown), _merge_rate(shown), _time(shown, seconds_left), _workers(shown)]
     return [tile for tile in found if tile is not None]
 
 
@@ -70,7 +70,7 @@ def _value(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else plain(str(value))
 
 
-def _speedup(shown: Shown) -> Tile | None:
+def _merge_rate(shown: Shown) -> Tile | None:
     totals = shown.study.totals
     if not totals.steps_asked:
         return None
@@ -82,7 +82,7 @@ def _speedup(shown: Shown) -> Tile | None:
         f"{count_of(totals.stages_done, 'stage')} done",
         *([f"{duration(saved)} of worker time saved"] if totals.answers and saved > 0 else []),
     ]
-    return Tile("speed-up", f"{rate(totals.merge_rate)}×" if shared else "nothing shared yet", tuple(details))
+    return Tile("merge rate", f"{rate(totals.merge_rate)}×" if shared else "nothing shared yet", tuple(details))
 
 
 def _time(shown: Shown, seconds_left: float | None) -> Tile | None:

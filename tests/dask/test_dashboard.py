@@ -296,10 +296,10 @@ def test_tiles_show_the_numbers_that_their_figures_are_computed_from() -> None:
     assert number.startswith(f"trial {best.number} at step ")
     assert all(f"{name}=" in named for name in best.params)
     totals = one.study.totals
-    assert found["speed-up"].figure == f"{rate(totals.merge_rate)}×"
-    assert found["speed-up"].details[0] == f"{totals.steps_unique:,} unique of {totals.steps_asked:,}"
+    assert found["merge rate"].figure == f"{rate(totals.merge_rate)}×"
+    assert found["merge rate"].details[0] == f"{totals.steps_unique:,} unique of {totals.steps_asked:,}"
     assert totals.stages_done > 1
-    assert found["speed-up"].details[1:3] == (
+    assert found["merge rate"].details[1:3] == (
         f"{totals.steps_trained:,} steps trained",
         f"{totals.stages_done} stages done",
     )

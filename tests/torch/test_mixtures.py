@@ -221,7 +221,7 @@ def test_differences_between_micro_anneals_are_paired_by_seed(tmp_path: Path) ->
     ("options", "message"),
     [
         ({"control": "z"}, "control is 'z'; it must be one of the mixtures: x, y"),
-        ({"mixtures": {"y": {"lo": 1}}}, "no hyperparameter 'mixture.lo'; did you mean 'mixture.low'"),
+        ({"mixtures": {"y": {"lo": 1}}}, r"no hyperparameter 'mixture.lo' \(did you mean 'mixture.low'"),
         ({"seeds": [1, 1]}, "seeds is .1, 1.; give different seeds"),
         ({"mixtures": {"y": {"low": 0}}}, "mixture 'y' is .'low': 0.; its weights must be at least 0, and one above"),
         ({"seeds": 0}, "seeds is 0"),

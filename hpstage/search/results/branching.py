@@ -125,7 +125,7 @@ def check_names(planned: PlannedTrial, own: Mapping[str, Schedule], names: Mappi
             )
         if name not in own:
             near = nearest(name, own)
-            meant = "" if near is None else f"; did you mean {near!r}?"
+            meant = "" if near is None else f" (did you mean {near!r}?)"
             raise UsageError(
                 f"trial {planned.id} has no hyperparameter {name!r}{meant}; it has {', '.join(sorted(own))}. To add "
                 f"one, state OLD, the value that means the training so far, as its default (defaults = {{{name!r}: "

@@ -216,7 +216,7 @@ def test_training_a_run_with_a_plateau_again_finds_the_same_run(tmp_path: Path) 
             None,
             "was trained without the hyperparameter 'seed', and its branches cannot change it; train",
         ),
-        (4, {"wdd": 0.1}, None, "no hyperparameter 'wdd'; did you mean 'wd'"),
+        (4, {"wdd": 0.1}, None, r"no hyperparameter 'wdd' \(did you mean 'wd'\?\)"),
         (4, {"lr": []}, None, "lr is an empty list"),
         (4, {"lr": object()}, None, "branch of trial runs/0 at step 4, hyperparameter 'lr'"),
         (4, {"lr": s.linear(0.1).until(3)}, None, "hyperparameter 'lr': the schedule ends at step 7"),
