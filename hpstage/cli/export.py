@@ -96,6 +96,8 @@ def export(
     """
     if what != What.TABLES and format is not None:
         raise UsageError(f"--format {format.value} is for tables; leave it out for {what.value}")
+    if what == What.TABLES and checkpoints is not None:
+        raise UsageError(f"--checkpoints {checkpoints} is for weights and trackers; leave it out for tables")
     for option, value in (("--trial", trial), ("--step", step), ("--part", part)):
         if what != What.WEIGHTS and value is not None:
             raise UsageError(f"{option} {value} is for weights; leave it out for {what.value}")

@@ -388,6 +388,10 @@ def test_export_to_an_unwritable_folder_or_without_packages_fails_with_a_remedy(
         (["export", "STORE", "tables", "--step", "best"], "--step best is for weights; leave it out for tables"),
         (["export", "STORE", "mlflow", "--part", "ema"], "--part ema is for weights; leave it out for mlflow"),
         (["export", "STORE", "weights", "--format", "csv"], "--format csv is for tables; leave it out for weights"),
+        (
+            ["export", "STORE", "tables", "--checkpoints", "s3://bucket"],
+            "--checkpoints s3://bucket is for weights and trackers; leave it out for tables",
+        ),
         (["status", "STORE", "--interval", "5"], "--interval 5 is for --watch; give both or neither"),
     ],
 )
