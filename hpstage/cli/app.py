@@ -27,7 +27,7 @@ from hpstage.cli.status import status
 from hpstage.cli.train import branch, train
 from hpstage.cli.tree import tree
 from hpstage.cluster import commands as cluster
-from hpstage.errors import HpstageError, UsageError
+from hpstage.errors import HpstageError, TrainingError, UsageError
 from hpstage.errors.text import clean_lines
 from hpstage.store.redaction import redacted
 from hpstage.training.code.owner import is_users
@@ -91,15 +91,32 @@ app.command(cls=_Command)(deploy)
 app.command(cls=_Command)(certificates)
 
 
-# Arguments of optimize() in error messages; the options of the command line have the same names.
-_ARGUMENT = re.compile(r"\b(store|checkpoints|extend)=(True\b)?(?=[\s,;:.)]|$)")
-# The same for ``hpstage train`` and ``branch``, where the store is not an option but an argument.
-_OF_RUNS = re.compile(r"(?<!\()\b(metric|steps|at)=(?=[\d,;:.)]|$)")
-_EXTENDED = re.compile(r"at step (\d+) or before, or extend it first: trial\.extend\(steps=(\d+)\)")
+# A call, or an argument in a text: without a value, with a number, or with True, which is no word of a command line.
+_ARGUMENT = re.compile(
+    r"\w\([^()]*\)"
+    r"|(?P<with>with )?(?<![?&\w])(?P<name>\w+)=(?:True\b|(?P<value>(?=\d)))?(?=[\d\s,;:.)]|$)"
+)
 # Commands that import the user's code.
 _IMPORTING = ("run", "train", "branch", "check", "plan", "audit")
 # The class of typer's errors about the command line, which typer does not export.
 _MISUSED = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+def _as_options(message: str, name: str) -> str:
+    """Return an error of the Python API as one of the command ``name``, whose parameters have the names of the API's
+    arguments: ``store=`` is ``--store``, or ``STORE`` where it is no option. Calls in the text remain."""
+    commands: Any = typer.main.get_command(app)
+    parameters = {parameter.name: parameter for parameter in commands.commands.get(name, commands).params}
+
+    def option(found: re.Match[str]) -> str:
+        parameter = parameters.get(found["name"])
+        if parameter is None:
+            return found[0]
+        if parameter.param_type_name == "argument":
+            return f"{'as ' if found['with'] else ''}{found['name'].upper()}"
+        return f"{found['with'] or ''}{parameter.opts[0]}{'' if found['value'] is None else '='}"
+
+    return _ARGUMENT.sub(option, message)
 
 
 def _message(error: Exception, words: Sequence[str]) -> str:
@@ -125,10 +142,9 @@ def main() -> None:
     except HpstageError as error:
         message, status = f"hpstage: {error}\n", 1
         if words[0] in ("train", "branch"):
-            message = re.sub(r"\b(with )?store=", "as STORE", _OF_RUNS.sub(r"--\1=", message))
-            message = _EXTENDED.sub(r"at step \1 or before, or extend it with --at \1 --steps \2", message)
             message = message.replace("(the space returns no hyperparameter", "(--set gives no hyperparameter")
-        message = _ARGUMENT.sub(r"--\1", message)
+        if not isinstance(error, TrainingError):  # which ends with code of the user
+            message = _as_options(message, words[0])
     except typer.Abort:
         message, status = "Aborted!\n", 1
     except Exception as error:

@@ -199,5 +199,5 @@ def longest(space: Space, steps: int | None) -> int:
     if steps is not None:
         return steps
     if not isinstance(space, WSDSweep):
-        raise UsageError("steps is missing; give the maximum number of steps of a trial (steps=, or --steps)")
+        raise UsageError("steps is missing; give steps=, the maximum number of steps of a trial")
     return space.steps

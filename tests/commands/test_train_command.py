@@ -104,7 +104,7 @@ def test_branch_refuses_invalid_steps_and_values_and_adds_no_trial(words: list[s
     ("words", "message"),
     [
         (["branch", "store", "taped.py:Shown", "--trial", 0, "--at", 4, "--set", "lr=1"], "give --steps=5 or more"),
-        (["branch", "store", "taped.py:Shown", "--trial", 0, "--at", 9, "--set", "lr=1"], "with --at 4 --steps 9"),
+        (["branch", "store", "taped.py:Shown", "--trial", 0, "--at", 9, "--set", "lr=1"], "with --at=4 and --steps=9"),
         (
             ["train", "taped.py:Shown", "taped.py", "--set", "lr=1", "--steps", 4],
             "File exists; choose another as STORE",
@@ -113,12 +113,16 @@ def test_branch_refuses_invalid_steps_and_values_and_adds_no_trial(words: list[s
             ["train", "taped.py:Needing", "--set", "lr=1", "--steps", 4],
             "--set gives no hyperparameter 'wd'; it has 'lr'",
         ),
-        (["train", "taped.py:function", "--set", "lr=1", "--steps", 4], "or that run.report() receives"),
+        (
+            ["run", "taped.py:Shown", "taped.py:function", "--metric", "score"],
+            "steps is missing; give --steps, the maximum number of steps of a trial",
+        ),
+        (["train", "taped.py:function", "--set", "lr=1", "--steps", 4], "; give --metric, a name that evaluate()"),
         (["train", "taped.py:Shown", "store", "--steps", 4], "there are no hyperparameters; give at least one, "),
         (["train", "taped.py:Shown", "store", "--set", "lr=[]", "--steps", 4], "lr is an empty list; give at least"),
     ],
 )
-def test_errors_of_train_and_branch_name_command_line_options_as_the_remedy(
+def test_errors_of_commands_name_command_line_options_as_the_remedy(
     words: list[Any], message: str, script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines("train", script, "store", "--set", "lr=0.1", "--steps", 4)

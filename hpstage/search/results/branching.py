@@ -189,7 +189,7 @@ def _check_step(planned: PlannedTrial, plan: SearchPlan, at: int) -> None:
     if at > planned.steps:
         raise UsageError(
             f"trial {planned.id} has {planned.steps} steps and cannot be branched at step {at}; "
-            f"branch it at step {planned.steps} or before, or extend it first: trial.extend(steps={at})"
+            f"branch it at step {planned.steps} or before, or extend it with at={planned.steps} and steps={at}"
         )
 
 
