@@ -9,7 +9,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar, get_args
 
-from hpstage.accounting.branches import Branch, can_be_drawn, extend
+from hpstage.accounting.branches import TreeBranch, can_be_drawn, extend
 from hpstage.accounting.tally import Tally
 from hpstage.plan.facts import NodeId, SearchStarted, TrialId
 from hpstage.plan.nodes import PlannedTrial
@@ -59,7 +59,7 @@ _Rank = tuple[bool, float, int, TrialId]
 
 
 @dataclass(slots=True, kw_only=True)
-class StudyBranch(Branch):
+class StudyBranch(TreeBranch):
     """A branch of a study."""
 
     study: StudyView

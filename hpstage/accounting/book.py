@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from hpstage.accounting.account import Account, new_account
 from hpstage.accounting.accounting import Call
-from hpstage.accounting.branches import Branch, Measured, branches_of, measured, merit, ranking
+from hpstage.accounting.branches import Measured, TreeBranch, branches_of, measured, merit, ranking
 from hpstage.accounting.pauses import Pauses, Period, united
 from hpstage.accounting.payments import Charge, Waste, rounded
 from hpstage.accounting.savings import Savings, answered_steps, savings_of, seconds_alone
@@ -163,7 +163,7 @@ class Book:
         return {id: rounded(seconds_alone(plan, trial, answered[id])) for id, trial in self.trials.items()}
 
     @cached_property
-    def branches(self) -> dict[NodeId, Branch]:
+    def branches(self) -> dict[NodeId, TreeBranch]:
         """The branches of the trials' tree up to the steps requested, parents before children."""
         return branches_of(self.trials)
 
@@ -178,7 +178,7 @@ class Book:
         return measured(self.branches, self.metric, maximize=self.maximize)
 
     @cached_property
-    def ranking(self) -> list[Branch]:
+    def ranking(self) -> list[TreeBranch]:
         """The branches in the order in which they are to be shown: see :func:`hpstage.accounting.branches.ranking`."""
         maximize = self.maximize
         merits = {id: merit(its.value, maximize=maximize) for id, its in self.measured.items()}

@@ -102,7 +102,7 @@ def measured_speeds(accounting: Accounting, workers: int) -> Speeds:
     return speeds(workers, slots=slots, step_times=times, widest=accounting.widest, speedup=widths.speedup)
 
 
-class _Branch:
+class _NodeWork:
     """The steps and evaluations that some trials request on a node."""
 
     __slots__ = ("cost", "depth", "evaluated", "passed", "reach", "waits")
@@ -136,12 +136,12 @@ def tree_work(
         step_seconds: seconds per step of a node, on a worker that trains nothing else.
     """
     nodes: dict[NodeId, Node] = {}  # parents before children, as in each path
-    branches: dict[NodeId, _Branch] = {}
+    branches: dict[NodeId, _NodeWork] = {}
     for trial, targets in trials:
         for node, _, stop in trial.path_to(targets[-1]):
             branch = branches.get(node.id)
             if branch is None:
-                nodes[node.id], branch = node, _Branch(step_seconds(node) / fleet.branch)
+                nodes[node.id], branch = node, _NodeWork(step_seconds(node) / fleet.branch)
                 branches[node.id] = branch
             branch.reach = max(branch.reach, stop)
         for step in targets:

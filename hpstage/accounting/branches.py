@@ -17,28 +17,28 @@ from hpstage.plan.nodes import Node, PlannedTrial
 
 
 @dataclass(slots=True)
-class Branch:
+class TreeBranch:
     """The part of a node up to ``reach``, which ``trials`` trials use."""
 
     node: Node
     reach: int
     trials: int = 0
-    children: list[Branch] = field(default_factory=list)
+    children: list[TreeBranch] = field(default_factory=list)
 
 
-_Branch = TypeVar("_Branch", bound=Branch)
+_Branch = TypeVar("_Branch", bound=TreeBranch)
 
 
-def branches_of(trials: Mapping[TrialId, PlannedTrial]) -> dict[NodeId, Branch]:
+def branches_of(trials: Mapping[TrialId, PlannedTrial]) -> dict[NodeId, TreeBranch]:
     """Return the branches of the trials' tree up to the steps requested, parents before children."""
-    branches: dict[NodeId, Branch] = {}
+    branches: dict[NodeId, TreeBranch] = {}
     for trial in trials.values():
         extend(branches, trial, 0, trial.requested, _new)
     return branches
 
 
-def _new(node: Node) -> Branch:
-    return Branch(node, node.start)
+def _new(node: Node) -> TreeBranch:
+    return TreeBranch(node, node.start)
 
 
 def extend(
@@ -89,7 +89,7 @@ def rows(branches: Collection[_Branch]) -> dict[NodeId, int]:
     return found
 
 
-def ranking(branches: Iterable[Branch], merit: Callable[[Branch], float]) -> list[Branch]:
+def ranking(branches: Iterable[TreeBranch], merit: Callable[[TreeBranch], float]) -> list[TreeBranch]:
     """Return the branches ranked by number of trials, then by merit. Parents come before their children, since they
     have at least as many trials and the smaller id.
 
@@ -104,8 +104,8 @@ def ranking(branches: Iterable[Branch], merit: Callable[[Branch], float]) -> lis
 
 
 def foremost(
-    branches: Mapping[NodeId, Branch], ranked: Iterable[Branch], most: int, *, always: Iterable[NodeId] = ()
-) -> list[Branch]:
+    branches: Mapping[NodeId, TreeBranch], ranked: Iterable[TreeBranch], most: int, *, always: Iterable[NodeId] = ()
+) -> list[TreeBranch]:
     """Return the first branches of the ranking that fit into ``most`` rows, in the order of their nodes.
 
     Args:
@@ -114,7 +114,7 @@ def foremost(
         always: nodes to include in any case, with their ancestors.
     """
     first = dict.fromkeys(node.id for id in always if id in branches for node in branches[id].node.ancestry())
-    chosen: dict[NodeId, Branch] = {}
+    chosen: dict[NodeId, TreeBranch] = {}
     taken: set[NodeId] = set()  # branches whose row is continued by a child
     used = 0
     for branch in chain([branches[id] for id in first], ranked):
@@ -148,13 +148,13 @@ def can_be_drawn(value: float) -> bool:
     return abs(value) <= _LARGEST
 
 
-def points_of(branch: Branch, metric: str | None) -> list[tuple[int, float]]:
+def points_of(branch: TreeBranch, metric: str | None) -> list[tuple[int, float]]:
     """Return the values of the metric on a branch that can be drawn, by step."""
     known = ((step, state.metrics or {}) for step, state in branch.node.states.items() if step <= branch.reach)
     return sorted((step, found[metric]) for step, found in known if metric in found and can_be_drawn(found[metric]))
 
 
-def measured(branches: dict[NodeId, Branch], metric: str | None, *, maximize: bool) -> dict[NodeId, Measured]:
+def measured(branches: dict[NodeId, TreeBranch], metric: str | None, *, maximize: bool) -> dict[NodeId, Measured]:
     """Return the values of the metric on each branch. ``branches`` must have parents before children."""
     found = {id: Measured(points_of(branch, metric)) for id, branch in branches.items()}
     best = max if maximize else min

@@ -12,7 +12,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from hpstage.accounting.book import Book, open_book
-from hpstage.accounting.branches import Branch
+from hpstage.accounting.branches import TreeBranch
 from hpstage.cli import options
 from hpstage.cli.terminal import columns, echo, show
 from hpstage.errors import UsageError
@@ -117,7 +117,7 @@ def draw(book: Book, *, depth: int | None, lines: int, width: int | None) -> Tre
     return Group(drawn, *map(Text, notes)) if notes else drawn
 
 
-def _choose(branches: dict[NodeId, Branch], depth: int | None, lines: int) -> set[NodeId]:
+def _choose(branches: dict[NodeId, TreeBranch], depth: int | None, lines: int) -> set[NodeId]:
     """Return the branches to show: nearest to the root first, and of those at the same level, most trials first."""
     queue = [(0, -branch.trials, branch.node.id) for branch in branches.values() if branch.node.parent is None]
     heapq.heapify(queue)
@@ -131,7 +131,7 @@ def _choose(branches: dict[NodeId, Branch], depth: int | None, lines: int) -> se
     return shown
 
 
-def _describe(book: Book, branch: Branch, state: State, hidden: int, *, after: bool) -> list[Text]:
+def _describe(book: Book, branch: TreeBranch, state: State, hidden: int, *, after: bool) -> list[Text]:
     """Return the parts of a branch's line. ``after``: with the name of its parent."""
     node, metric, value = branch.node, book.metric, book.measured[branch.node.id].value
     words = [Text(f"#{node.id}", "dim"), Text(f"{node.start:,}-{branch.reach:,}")]

@@ -246,7 +246,7 @@ class Body:
 def _around_steps(frame: FrameType, stack: Sequence[FrameType]) -> list[tuple[str, object]]:
     """Return the iterators that a loop puts around its steps, as ``zip(run.steps(), ...)`` does, each after its name.
     They are not in variables, and iterators zipped with the steps advance with them."""
-    instructions = liveness.instructions_of(frame.f_code)
+    instructions = liveness.all_instructions_of(frame.f_code)
     at = liveness.place(frame.f_code, frame.f_lasti)
     before = [item for item in instructions if item.offset <= at and item.opname not in ("PRECALL", "CACHE")]
     while before and before[-1].opname != "GET_ITER":

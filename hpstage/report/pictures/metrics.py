@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
 from hpstage.accounting.book import Book
-from hpstage.accounting.branches import Branch, Measured, can_be_drawn, foremost
+from hpstage.accounting.branches import Measured, TreeBranch, can_be_drawn, foremost
 from hpstage.errors.text import count_of
 from hpstage.plan.facts import NodeId
 from hpstage.report.names import plain, trial_name
@@ -131,7 +131,7 @@ class Curve:
     trials: int
 
 
-def curves(shown: Sequence[Branch], found: dict[NodeId, Measured]) -> list[Curve]:
+def curves(shown: Sequence[TreeBranch], found: dict[NodeId, Measured]) -> list[Curve]:
     """Return a curve for each branch with measured values. ``shown`` has parents before children, and all parents."""
     tails: dict[NodeId, list[Point]] = {}  # by node: the values that curves of its children may begin with
     drawn = []
@@ -147,7 +147,7 @@ def curves(shown: Sequence[Branch], found: dict[NodeId, Measured]) -> list[Curve
     return drawn
 
 
-def _not_finite(shown: Sequence[Branch], metric: str) -> int:
+def _not_finite(shown: Sequence[TreeBranch], metric: str) -> int:
     return sum(
         state.metrics is not None and metric in state.metrics and not can_be_drawn(state.metrics[metric])
         for branch in shown

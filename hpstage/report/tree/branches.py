@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from hpstage.accounting.accounting import Accounting
-from hpstage.accounting.branches import Branch
+from hpstage.accounting.branches import TreeBranch
 from hpstage.errors.text import clean, shortened
 from hpstage.plan.facts import NodeId
 from hpstage.plan.nodes import Node
@@ -44,7 +44,7 @@ def _value(value: object) -> str:
     return shortened(clean(value) if isinstance(value, str) else value, _VALUE)
 
 
-def states(account: Accounting, branches: Mapping[NodeId, Branch]) -> dict[NodeId, State]:
+def states(account: Accounting, branches: Mapping[NodeId, TreeBranch]) -> dict[NodeId, State]:
     plan = account.plan
     found: dict[NodeId, State] = {}
     for wanted in plan.open_targets.wanted():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hpstage.accounting.book import Book
-from hpstage.accounting.branches import Branch, foremost, merit, rows
+from hpstage.accounting.branches import TreeBranch, foremost, merit, rows
 from hpstage.plan.facts import NodeId, TrialId
 from hpstage.report.tree.branches import State, changes, states
 
@@ -21,7 +21,7 @@ ROOT = -1
 class LaidBranch:
     """A branch in the layout, in depth-first order. Its descendants follow it, up to index ``stop`` (exclusive)."""
 
-    branch: Branch
+    branch: TreeBranch
     parent: int
     stop: int
     label: str

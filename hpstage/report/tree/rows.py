@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from hpstage.accounting import accounting
-from hpstage.accounting.branches import Branch
+from hpstage.accounting.branches import TreeBranch
 from hpstage.errors.text import clean, shortened
 from hpstage.plan.facts import StageFailed, TrialProposed
 from hpstage.plan.nodes import Node, State
@@ -121,7 +121,7 @@ class Rows(msgspec.Struct):
 
 
 def branch_row(
-    account: accounting.Accounting, branch: Branch, parent: int, state: str, points: list[tuple[int, float]],
+    account: accounting.Accounting, branch: TreeBranch, parent: int, state: str, points: list[tuple[int, float]],
     *, maximize: bool,
 ) -> BranchRow:  # fmt: skip
     node = branch.node

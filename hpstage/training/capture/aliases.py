@@ -117,7 +117,7 @@ def holding(survey: Survey) -> Callable[[Any], bool]:
     return held
 
 
-class Rebuilt:
+class RestoredMemory:
     """The inverse of :class:`Places`: memory reconstructed from results of :meth:`Places.of`."""
 
     def __init__(self, base: Survey, written: Any) -> None:

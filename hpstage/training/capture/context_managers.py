@@ -16,7 +16,7 @@ from dis import Instruction
 from itertools import pairwise
 from types import CodeType, FrameType
 
-from hpstage.training.capture.liveness import handlers, instructions_of, names_at
+from hpstage.training.capture.liveness import all_instructions_of, handlers, names_at
 from hpstage.training.code.namespaces import MISSING
 
 _LET_THROUGH = ("torch", "tqdm", "warnings", "threading", "_thread", "io", "_io")
@@ -52,7 +52,7 @@ def letting_through(frame: FrameType, held: dict[str, object]) -> frozenset[int]
 @functools.lru_cache(256)
 def swallowing(code: CodeType) -> frozenset[int]:
     """Return the offset of each block's jump after it has swallowed an exception."""
-    instructions = instructions_of(code)
+    instructions = all_instructions_of(code)
     handlers = (index for index, item in enumerate(instructions) if item.opname == "WITH_EXCEPT_START")
     return frozenset(_jump(instructions, handler) for handler in handlers)
 
@@ -74,7 +74,7 @@ def _lets_through(made_by: object) -> bool:
 
 
 def _returns_nothing(code: CodeType) -> bool:
-    instructions = instructions_of(code)
+    instructions = all_instructions_of(code)
     for before, instruction in pairwise(instructions):
         if instruction.opname == "RETURN_VALUE" and not (before.opname == "LOAD_CONST" and not before.argval):
             return False
@@ -84,7 +84,7 @@ def _returns_nothing(code: CodeType) -> bool:
 @functools.lru_cache(256)
 def _blocks(code: CodeType) -> list[tuple[int, list[str], bool]]:
     """Return each block's jump offset, the names that lead to its context manager, and whether these are called."""
-    instructions = instructions_of(code)
+    instructions = all_instructions_of(code)
     found = []
     for index, instruction in enumerate(instructions[:-1]):
         if instruction.opname == "BEFORE_WITH":

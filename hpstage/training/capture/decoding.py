@@ -16,7 +16,7 @@ from typing import Any
 from hpstage.checkpoints import jax_arrays
 from hpstage.errors import StateError
 from hpstage.training.capture import allowed, rebuilt
-from hpstage.training.capture.aliases import Rebuilt
+from hpstage.training.capture.aliases import RestoredMemory
 from hpstage.training.capture.allowed import CONTAINERS, RANDOM, creatable, may_be_given, method_of
 from hpstage.training.capture.atoms import dtype_of, is_known, made_of
 from hpstage.training.capture.derived import counting_step, kept_weight
@@ -49,7 +49,7 @@ class Decoder:
         self._base = base
         self._new: dict[int, Any] = {}
         self._kept: dict[tuple[str, object], object] = {}
-        self._memory = Rebuilt(base, memory)
+        self._memory = RestoredMemory(base, memory)
 
     def admit(self, local: Survey) -> None:
         """From now on, also find the objects of ``local`` by their paths."""

@@ -43,7 +43,7 @@ Cut = frozenset[tuple[int, bool]]
 
 def place(code: CodeType, lasti: int) -> int:
     """Return the offset of the instruction that contains ``f_lasti``, which may point to the caches that follow it."""
-    instructions = instructions_of(code)
+    instructions = all_instructions_of(code)
     index = bisect_right([instruction.offset for instruction in instructions], lasti) - 1
     if instructions[index].opname == "PRECALL":  # in 3.11; once specialized, it performs the call
         index += 1
@@ -77,7 +77,7 @@ def live(
             other instruction that may run other code reads the variables that functions nested in ``code`` read.
         but: indices of instructions whose own accesses to variables are ignored.
     """
-    instructions, starts = instructions_of(code), starts_of(code)
+    instructions, starts = all_instructions_of(code), starts_of(code)
     paused = starts[offset]
     cut = frozenset((jump, False) for jump in untaken)
     after = [list(_successors(instructions, index, starts, cut)) for index in range(len(instructions))]
@@ -117,7 +117,7 @@ def live(
 def keeps_only_variables(code: CodeType, offset: int, *, innermost: bool) -> bool:
     """Return whether variables alone decide how ``code``, paused at ``offset``, continues: it is in no other ``for``
     loop than one that is paused here, and, if ``innermost``, in no expression."""
-    items = instructions_of(code)
+    items = all_instructions_of(code)
     loops = [item for item in items if item.opname == "FOR_ITER" and item.offset < offset < item.argval]
     at = next(item for item in items if item.offset == offset)
     return not loops and (not innermost or at.opname == "FOR_ITER")
@@ -127,7 +127,7 @@ def keeps_only_variables(code: CodeType, offset: int, *, innermost: bool) -> boo
 def operands(code: CodeType, offset: int) -> frozenset[str]:
     """Return the variables that the expression around a call at ``offset`` may have read before the call: ``total`` in
     ``total + next(steps)``. The frame keeps their values on its stack, where no fork can set them."""
-    items = instructions_of(code)
+    items = all_instructions_of(code)
     index = next(index for index, item in enumerate(items) if item.offset == offset)
     names: set[str] = set()
     if items[index].opname == "FOR_ITER":
@@ -139,14 +139,14 @@ def operands(code: CodeType, offset: int) -> frozenset[str]:
 
 
 @functools.lru_cache(_REMEMBERED)
-def instructions_of(code: CodeType) -> Sequence[Instruction]:
+def all_instructions_of(code: CodeType) -> Sequence[Instruction]:
     return list(dis.get_instructions(code))
 
 
 @functools.lru_cache(_REMEMBERED)
 def starts_of(code: CodeType) -> dict[int, int]:
     """Return the indices of the instructions by their offsets."""
-    return {instruction.offset: index for index, instruction in enumerate(instructions_of(code))}
+    return {instruction.offset: index for index, instruction in enumerate(all_instructions_of(code))}
 
 
 def reachable(code: CodeType, offset: int, *, cut: Cut = frozenset(), handled: bool = True) -> frozenset[int]:
@@ -156,7 +156,7 @@ def reachable(code: CodeType, offset: int, *, cut: Cut = frozenset(), handled: b
         cut: jumps that go one way only.
         handled: whether exceptions may be raised and handled.
     """
-    instructions, starts = instructions_of(code), starts_of(code)
+    instructions, starts = all_instructions_of(code), starts_of(code)
     found: set[int] = set()
     todo = [starts[offset]]
     while todo:
@@ -175,7 +175,7 @@ class AlwaysAfter:
     ignored."""
 
     def __init__(self, code: CodeType, offset: int) -> None:
-        instructions, self._starts = instructions_of(code), starts_of(code)
+        instructions, self._starts = all_instructions_of(code), starts_of(code)
         self._paused = self._starts[offset]
         every = [list(_successors(instructions, at, self._starts, frozenset())) for at in range(len(instructions))]
         leading = _leading_to(self._paused, every)
@@ -248,7 +248,7 @@ def _leading_to(paused: int, ways: Sequence[Sequence[int]]) -> Sequence[int]:
 
 def accesses_of(code: CodeType, index: int) -> Iterator[Access]:
     """Yield the variables that the instruction at ``index`` reads and writes, in order."""
-    instructions = instructions_of(code)
+    instructions = all_instructions_of(code)
     instruction = instructions[index]
     name, names = instruction.opname, instruction.argval
     if name in ("LOAD_GLOBAL", "LOAD_NAME") and names in _READ_EVERYTHING:
@@ -278,7 +278,7 @@ def accesses_of(code: CodeType, index: int) -> Iterator[Access]:
 def _read_inside(code: CodeType) -> frozenset[str]:
     """Return the variables that functions nested in ``code`` read."""
     within = (part for part in inner(code) if part is not code)
-    return frozenset(item.argval for part in within for item in instructions_of(part) if item.opname in _READ_CELLS)
+    return frozenset(item.argval for part in within for item in all_instructions_of(part) if item.opname in _READ_CELLS)
 
 
 def written_first(code: CodeType, offset: int, *, outermost: bool, runs: frozenset[str]) -> frozenset[str]:
@@ -319,7 +319,7 @@ def never_empty(code: CodeType, runs: frozenset[str], *, counted: bool) -> froze
         runs: variables that hold a run.
         counted: whether ``enumerate`` is Python's own. Then it may be around ``run.batches(...)``.
     """
-    instructions = [item for item in instructions_of(code) if item.opname not in _AROUND_NAMES]
+    instructions = [item for item in all_instructions_of(code) if item.opname not in _AROUND_NAMES]
     found = set()
     for index in range(2, len(instructions) - 1):
         begins, loop = instructions[index : index + 2]
@@ -350,7 +350,7 @@ def _is_of(runs: frozenset[str], instructions: Sequence[Instruction], index: int
 
 @functools.lru_cache(_REMEMBERED)
 def _borrowed(code: CodeType) -> frozenset[str]:
-    return frozenset(item.argval for item in instructions_of(code) if item.opname == "LOAD_FAST_AND_CLEAR")
+    return frozenset(item.argval for item in all_instructions_of(code) if item.opname == "LOAD_FAST_AND_CLEAR")
 
 
 def _follows_swap(instructions: Sequence[Instruction], index: int) -> bool:

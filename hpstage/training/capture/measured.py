@@ -15,7 +15,7 @@ from dis import Instruction
 from types import CodeType
 
 from hpstage.training.capture.context_managers import swallowing
-from hpstage.training.capture.liveness import Cut, accesses_of, always_after, instructions_of, live, reachable
+from hpstage.training.capture.liveness import Cut, accesses_of, all_instructions_of, always_after, live, reachable
 
 _BETWEEN = ("CACHE", "TO_BOOL", "NOT_TAKEN", "EXTENDED_ARG")
 _STORES = ("STORE_FAST", "STORE_DEREF")
@@ -72,7 +72,7 @@ def on_request(code: CodeType, offset: int, runs: frozenset[str]) -> OnRequest:
 class _Function:
     def __init__(self, code: CodeType, offset: int, runs: frozenset[str]) -> None:
         self._code, self._offset, self._runs = code, offset, runs
-        self._items = instructions_of(code)
+        self._items = all_instructions_of(code)
         items = [item for item in self._items if item.opname not in (*_BETWEEN, "COPY")]
         requests = [at for at in range(len(items) - 1) if self._reads(items, at, "wants_report")]
         endings = (next(it for it in items[at + 1 :] if it.opname.startswith(_ENDINGS)) for at in requests)

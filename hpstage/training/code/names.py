@@ -57,7 +57,7 @@ def holders_stored_to(code: types.CodeType) -> frozenset[str]:
     return frozenset(
         holder.argval
         for part in inner(code)
-        for holder, item in pairwise(one for one in instructions_of(part) if one.opname != "CACHE")
+        for holder, item in pairwise(instructions_of(part))
         if item.opname == "STORE_ATTR" and holder.opname in ("LOAD_ATTR", "LOAD_GLOBAL", "LOAD_NAME")
     )
 

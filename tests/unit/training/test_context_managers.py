@@ -52,7 +52,7 @@ def test_a_block_lets_exceptions_through_unless_its_context_manager_may_swallow_
 ) -> None:
     if compiled == "in 3.14":
         for module in (context_managers, liveness):
-            monkeypatch.setattr(module, "instructions_of", as_in_3_14)
+            monkeypatch.setattr(module, "all_instructions_of", as_in_3_14)
     frame = frame_in_blocks()
     blocks = swallowing(frame.f_code)
     assert len(blocks) == 2
