@@ -474,6 +474,15 @@ def test_a_plan_without_trials_has_a_report(tmp_path: Path) -> None:
     assert "1 trial requested 0 steps; 0 were trained." in Page(write_report(tmp_path, journal)).text
 
 
+def test_a_study_whose_search_has_not_ended_is_unfinished_in_the_table_of_studies(tmp_path: Path) -> None:
+    journal = MemoryJournal()
+    search(journal, name="one", n_trials=3)
+    search(journal, name="two", n_trials=3)
+    write(journal, SearchStarted("two", "FullTraining()", ("loss",), 8, 4, "RandomSampler", 0.0))
+    page = Page(write_report(tmp_path, journal))
+    assert [page.row(study)[0] for study in ("one", "two")] == ["ended", "unfinished"]
+
+
 @pytest.mark.ci
 def test_a_plan_that_is_being_searched_has_a_report_at_every_moment(tmp_path: Path) -> None:
     journal = MemoryJournal()
