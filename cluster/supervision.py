@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from hpstage.errors.text import how_it_ended
+
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 30.0
 _STEADY = 60.0
 """After a process ran for this many seconds, the delay of its restart is reset."""
@@ -89,7 +91,7 @@ class Supervisor:
             self._running.discard(process)
             if time.monotonic() - began >= _STEADY:
                 delay = _FIRST_DELAY
-            self._log(f"{child.name} has ended ({_how(status)}); it is restarted in {delay:g} s")
+            self._log(f"{child.name} {how_it_ended(status)}; it is restarted in {delay:g} s")
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LONGEST_DELAY)
 
@@ -111,7 +113,3 @@ class Supervisor:
 def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):  # it has just ended
         process.send_signal(number)
-
-
-def _how(status: int) -> str:
-    return f"exit status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpstage.errors import UsageError
+from hpstage.errors.text import first_line
 from hpstage.store.opening import DEFAULT_ROOT
 from hpstage.store.redaction import redacted, shown, shown_cause
 
@@ -85,9 +86,5 @@ def _open(storage: str) -> optuna.storages.BaseStorage:
         Path(storage).parent.mkdir(parents=True, exist_ok=True)
         return JournalStorage(JournalFileBackend(storage))
     except Exception as error:  # the driver of a database may raise anything
-        reason = redacted(_first_line(error), storage)
+        reason = redacted(first_line(error), storage)
         raise UsageError(f"--storage {shown(storage)} cannot be opened: {reason}") from shown_cause(error, storage)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

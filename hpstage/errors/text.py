@@ -49,6 +49,17 @@ def how_it_ended(status: int) -> str:
     return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"left with exit status {status}"
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the name of its class if it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def other_format(what: str, found: int, known: int, remedy: str) -> str:
+    """Return the message that another hpstage has written ``what``; ``remedy``: what to do if that is an older one."""
+    age, remedy = ("a newer", "upgrade hpstage") if found > known else ("an older", remedy)
+    return f"{what} was written by {age} hpstage (format {found}, this one reads {known}); {remedy}"
+
+
 def count_of(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 

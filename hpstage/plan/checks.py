@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hpstage.errors import InternalError, StoreError, UsageError
+from hpstage.errors.text import other_format
 from hpstage.plan.facts import (
     Audited,
     ChainLost,
@@ -50,7 +51,7 @@ def check(plan: SearchPlan, fact: Fact) -> None:
 
 def _created(plan: SearchPlan, fact: PlanCreated) -> None:
     if fact.format != FORMAT:
-        raise StoreError(other_format(fact.format))
+        raise in_other_format(fact.format)
     if fact.workload != plan.workload:
         raise InternalError("a journal of another workload was folded")
 
@@ -138,9 +139,7 @@ _CHECKS: dict[type, Callable[[SearchPlan, Any], None]] = {
 }
 
 
-def other_format(format: int) -> str:
-    age, remedy = ("a newer", "upgrade hpstage") if format > FORMAT else ("an older", "continue with that version")
-    return (
-        f"this store was written in format {format} by {age} hpstage; this one reads format {FORMAT}: {remedy}, or "
-        f"choose another store"
+def in_other_format(format: int) -> StoreError:
+    return StoreError(
+        f"{other_format('this store', format, FORMAT, 'continue with that version')}, or choose another store"
     )

@@ -14,7 +14,7 @@ from typing import Annotated, overload
 import msgspec
 
 from hpstage.errors import HpstageError, InternalError, StoreError, UsageError
-from hpstage.plan.checks import FORMAT, VERSION, check, other_format
+from hpstage.plan.checks import FORMAT, VERSION, check, in_other_format
 from hpstage.plan.facts import Fact, PlanCreated, StateKey, StateReached, TargetAsked, TrialId
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.same_workload import check_workload, format_of
@@ -227,7 +227,7 @@ def read_header(journal: Journal) -> PlanCreated:
     for record in records:
         with suppress(msgspec.MsgspecError):  # refused below
             if (form := format_of(record)) != FORMAT:
-                raise StoreError(other_format(form))  # before it is decoded, since it may have unknown fields
+                raise in_other_format(form)  # before it is decoded, since it may have unknown fields
     header = next(facts_of(records), None)
     if not isinstance(header, PlanCreated):
         raise StoreError("this is not the journal of a search plan; choose another store")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from hpstage.errors import StoreError
-from hpstage.plan.checks import FORMAT, other_format
+from hpstage.plan.checks import FORMAT, in_other_format
 from hpstage.plan.facts import StateKey
 
 NUMERICS = "environment:numerics"
@@ -53,7 +53,7 @@ def check_workload(
     except msgspec.MsgspecError as error:
         raise StoreError(f"this is not the journal of a search plan ({error}); choose another store") from error
     if header.format != FORMAT:
-        raise StoreError(other_format(header.format))
+        raise in_other_format(header.format)
     if header.workload != workload:
         changes = differing(header.described, header.loaded, described, loaded)
         code = header.described.get("code", ""), described.get("code", "")

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from hpstage.errors import LeaseLost, StoreError, UsageError
+from hpstage.errors.text import other_format
 from hpstage.store import redis_scripts as scripts
 from hpstage.store.cursor import HASH_LENGTH, Cursor
 from hpstage.store.journal import NO_FENCES, Journal, Lease, check_seconds, history_changed
@@ -70,12 +71,7 @@ class RedisJournal(Journal):
                 case [b"open", form, identity] if form == b"%d" % scripts.FORMAT:
                     self._id: bytes = identity
                 case [b"open", form, _]:
-                    newer = int(form) > scripts.FORMAT
-                    age, remedy = ("a newer", "upgrade hpstage") if newer else ("an older", "choose another prefix")
-                    raise StoreError(
-                        f"{self._where} was written by {age} hpstage (format {form.decode()}, this one reads "
-                        f"{scripts.FORMAT}); {remedy}"
-                    )
+                    raise StoreError(other_format(self._where, int(form), scripts.FORMAT, "choose another prefix"))
                 case [_, key, kind]:
                     raise StoreError(
                         f"{self._where}: the key {key.decode()} holds something else (a {kind.decode()}); choose "

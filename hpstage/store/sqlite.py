@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 
 from hpstage.errors import LeaseLost, StoreError
+from hpstage.errors.text import other_format
 from hpstage.store.cursor import Cursor, chain
 from hpstage.store.held_files import GENERATION, HeldFiles
 from hpstage.store.journal import NO_FENCES, Journal, Lease, check_seconds, history_changed
@@ -346,11 +347,7 @@ class SQLiteJournal(Journal):
             application, schema = _identity(connection)
             (objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             if application == APPLICATION and schema != SCHEMA:
-                age, remedy = ("a newer", "upgrade hpstage") if schema > SCHEMA else ("an older", "choose another path")
-                raise StoreError(
-                    f"journal {self.path} was written by {age} hpstage (schema {schema}, this one reads {SCHEMA}); "
-                    f"{remedy}"
-                )
+                raise StoreError(other_format(f"journal {self.path}", schema, SCHEMA, "choose another path"))
             if application != APPLICATION:
                 if objects or application or schema:
                     raise StoreError(f"{self.path} is a database of something else; choose another path")

@@ -158,7 +158,7 @@ def test_a_process_that_ends_repeatedly_is_restarted_with_growing_delays() -> No
     status, lines = supervise("import sys; sys.exit(3)", ("0.4 s", signal.SIGTERM))
     assert status == 0
     assert [line for line in lines if line != "ready"] == [
-        *(f"it has ended (exit status 3); it is restarted in {delay} s" for delay in ("0.1", "0.2", "0.4")),
+        *(f"it left with exit status 3; it is restarted in {delay} s" for delay in ("0.1", "0.2", "0.4")),
         "stopping; interrupt again to stop at once",
     ]
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from hpstage.errors import CompilerFailed, TrainingError, UsageError
+from hpstage.errors.text import first_line
 from hpstage.schedule import Scalar
 from hpstage.torch.backends import formulas
 from hpstage.torch.backends.backend import PASSING, NotDeparting, StepBackend
@@ -354,7 +355,7 @@ def _failed(who: str, error: Exception) -> Exception:
 
 
 def _reason(error: Exception) -> str:
-    text = str(error).strip().partition("\n")[0] or type(error).__name__
+    text = first_line(error)
     if "side effects" in text:
         return "loss() changes Python objects (counters, lists, modules), which compiled code cannot"
     return f"torch says: {text}"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hpstage.errors import GangApart, GangLost
+from hpstage.errors.text import first_line
 from hpstage.torch.elastic.links import Links, follow, lead, new_key
 from hpstage.torch.elastic.shared_memory import Memory, Reader
 
@@ -42,7 +43,7 @@ def unbegun() -> Iterator[None]:
     try:
         yield
     except GangLost as error:
-        cause = _first_line(error.__cause__ or error)
+        cause = first_line(error.__cause__ or error)
         raise GangApart(
             f"a gang was dissolved before its first step: one of its processes is gone ({cause})"
         ) from error
@@ -120,7 +121,7 @@ class Meeting:
                     raise GangApart(f"{apart}{who}. {_REMEDY}")
                 links = formed
         except OSError as error:
-            raise GangApart(f"{apart}{_first_line(error)}. {_REMEDY}") from error
+            raise GangApart(f"{apart}{first_line(error)}. {_REMEDY}") from error
         group = Group(links, rank, size)
         with unbegun():
             group.see_memory()
@@ -231,7 +232,7 @@ class Group:
             self.close()
             raise GangLost(
                 f"a process of a gang of {self.size} is gone, and the steps since the last checkpoint are lost: "
-                f"{_first_line(error)}"
+                f"{first_line(error)}"
             ) from error
 
     def part(self) -> None:
@@ -253,7 +254,3 @@ class Group:
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     content: Any = tensor.numpy()
     return memoryview(content)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -43,7 +43,7 @@ def test_a_store_of_a_newer_format_is_refused_with_the_remedy(tmp_path):
     header = json.loads(journal.read(0, 1)[0])
     journal.close()
     rewrite(tmp_path, 0, json.dumps(header | {"format": 99, "novelty": [1]}).encode())
-    with pytest.raises(StoreError, match=r"format 99 by a newer hpstage.*upgrade"):
+    with pytest.raises(StoreError, match=r"by a newer hpstage \(format 99,.*upgrade"):
         search(store=tmp_path)
 
 
