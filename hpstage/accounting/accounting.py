@@ -198,7 +198,7 @@ class Accounting:
         row = self.nodes.get(fact.node) or self.node(self.plan.nodes[fact.node])
         request = self.requests.get((fact.node, fact.step))
         waiting = None if request is None else request.waiting
-        if waiting and fact.start == fact.step:  # it was only evaluated
+        if waiting and (fact.start == fact.step or fact.step <= row.front):  # only evaluated, or trained again for that
             payer = self.plan.trials[waiting[0]]
         else:
             payer = row.payer(fact.step)
