@@ -2,8 +2,8 @@
 
 Every second of a worker is charged to one trial: the first trial that requested the last of the trained steps. If none
 was trained, or steps that had been trained before were trained again to evaluate them, it is the first trial that waits
-for the evaluation: a search that has ended is charged for nothing more. Seconds are rounded (:func:`rounded`), so that they add
-up exactly however they are grouped.
+for the evaluation: a search that has ended is charged for nothing more. Seconds are rounded (:func:`rounded`), so that
+they add up exactly however they are grouped.
 """
 
 from __future__ import annotations
