@@ -321,8 +321,7 @@ _STUDY = "study", "state", "trials", "best", "steps requested", "merge rate", "b
 
 
 def _study_cells(study: StudyRow) -> tuple[str, ...]:
-    # Savings are negative until trials share stages.
-    is_shown = study.state == "ended" or study.seconds_saved > 0
+    is_shown = study.state == "ended" or study.seconds_saved > 0  # negative until trials share stages
     return (
         clean(study.study),
         study.state,
@@ -331,7 +330,7 @@ def _study_cells(study: StudyRow) -> tuple[str, ...]:
         f"{study.steps_asked:,}",
         rate(study.merge_rate),
         duration(study.seconds_used),
-        duration(max(0.0, study.seconds_saved)) if is_shown else "-",
+        duration(study.seconds_saved) if is_shown else "-",
     )
 
 
@@ -358,8 +357,10 @@ def _chain_cells(chain: ChainStatus) -> tuple[str, ...]:
 
 def _saved(found: Status) -> str:
     plan = found.plan
-    if plan.seconds_saved <= 0:
-        return "nothing" if any(study.state == "ended" for study in found.studies) else "nothing yet"
+    if plan.seconds_saved <= 0 and all(study.state != "ended" for study in found.studies):
+        return "nothing yet"
+    if plan.seconds_saved < 0:
+        return f"nothing: {duration(-plan.seconds_saved)} more"
     return f"{duration(plan.seconds_saved)} of {duration(plan.seconds_alone)}"
 
 

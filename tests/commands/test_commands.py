@@ -113,18 +113,18 @@ def content(folder: Path) -> dict[str, str]:
     ("state", "saved", "shown"),
     [
         ("running", -2.5, "nothing yet"),
-        ("ended", -2.5, "nothing"),
+        ("ended", -2.5, "nothing: 2.5 s more"),
         ("running", 3.6, "3.6 s of 0 s"),
     ],
 )
-def test_status_never_shows_negative_savings(state: str, saved: float, shown: str) -> None:
+def test_status_shows_a_loss_once_the_study_has_ended(state: str, saved: float, shown: str) -> None:
     sums = dict.fromkeys(PlanStatus.__struct_fields__, 0) | {"workload": "", "merge_rate": 1.0, "seconds_saved": saved}
     study = dict.fromkeys(StudyRow.__struct_fields__, 0) | {"study": "digits", "state": state, "seconds_saved": saved}
     row = msgspec.convert({**study, "algorithm": "", "trials": {}, "best": []}, StudyRow)
     text = as_text(Status(msgspec.convert(sums, PlanStatus), [], [row], [], []))
     assert re.search(rf"^saved +{shown}$", text, re.MULTILINE)
     assert text.splitlines()[-1 if state == "ended" else -3].endswith(
-        {"nothing yet": " -", "nothing": " 0 s"}.get(shown, " 3.6 s")
+        {"nothing yet": " -", "nothing: 2.5 s more": " -2.5 s"}.get(shown, " 3.6 s")
     )
 
 
