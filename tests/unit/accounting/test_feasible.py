@@ -56,7 +56,7 @@ def searched(folder: Path, metrics: list[str]) -> Book:
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-def test_a_trial_that_is_not_feasible_is_best_nowhere(tmp_path: Path) -> None:
+def test_the_best_trial_is_feasible_in_store_report_and_dashboard(tmp_path: Path) -> None:
     book = searched(tmp_path, ["value"])
     stored = hpstage.open(tmp_path).best_trial()
     assert book.values[stored.id] == (2.0,) and len(book.values) == 3
@@ -71,6 +71,6 @@ def test_a_trial_that_is_not_feasible_is_best_nowhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-def test_a_front_has_only_feasible_trials(tmp_path: Path) -> None:
+def test_the_pareto_front_has_only_feasible_trials(tmp_path: Path) -> None:
     book = searched(tmp_path, ["value", "cost"])
     assert sorted(book.values[id][0] for id in book.front) == [1.0, 2.0]

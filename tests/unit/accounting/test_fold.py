@@ -90,7 +90,7 @@ def check_against_the_plan(accounting: Accounting) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tables_that_lag_behind_the_plan_catch_up_to_the_same_values(name: str) -> None:
+def test_accounting_that_lags_behind_the_plan_ends_with_the_same_tables_as_without_lag(name: str) -> None:
     facts = [*read_facts(recorded(name))]
     at_once = folded(facts, 0)
     check_against_the_plan(at_once)
@@ -106,7 +106,9 @@ def test_tables_that_lag_behind_the_plan_catch_up_to_the_same_values(name: str) 
 
 
 @given(st.integers(0, 2**32), st.integers(10, 300), st.booleans())
-def test_sums_are_those_of_all_trials_whatever_a_journal_holds(seed: int, length: int, sharing: bool) -> None:
+def test_sums_of_accounting_equal_those_counted_from_all_trials_of_a_random_journal(
+    seed: int, length: int, sharing: bool
+) -> None:
     accounting = folded(journal(seed, length, sharing=sharing), 0, sharing=sharing)
     plan = accounting.plan
     # These journals end training also before steps that have results, and a default may give a trial another line.
@@ -115,7 +117,7 @@ def test_sums_are_those_of_all_trials_whatever_a_journal_holds(seed: int, length
 
 
 @pytest.mark.parametrize("name", ["several_studies", "endings"])
-def test_a_driver_that_opens_a_plan_counts_what_was_there_before_and_no_more(name: str) -> None:
+def test_accounting_of_an_opened_plan_counts_only_records_that_the_plan_has_read(name: str) -> None:
     records = recorded(name).read()
     store = MemoryJournal()
     store.append(records[: len(records) // 2])
@@ -127,7 +129,7 @@ def test_a_driver_that_opens_a_plan_counts_what_was_there_before_and_no_more(nam
 
 
 @pytest.mark.parametrize("name", ["several_studies", "population", "deaths"])
-def test_an_account_is_the_same_from_a_snapshot_of_the_plan(name: str) -> None:
+def test_an_account_from_a_snapshot_equals_the_account_from_the_whole_journal(name: str) -> None:
     records = recorded(name).read()
     plain, store = MemoryJournal(), MemoryJournal()
     plain.append(records)
@@ -149,7 +151,7 @@ def test_an_account_is_the_same_from_a_snapshot_of_the_plan(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_stages_done_never_fall_and_are_at_least_the_nodes_that_are_trained(name: str) -> None:
+def test_the_number_of_finished_stages_never_falls_and_is_at_least_that_of_trained_nodes(name: str) -> None:
     facts = list(read_facts(recorded(name)))
     created = facts[0]
     assert isinstance(created, PlanCreated)

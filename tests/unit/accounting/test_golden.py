@@ -11,7 +11,7 @@ from tests.unit.accounting.record import RECORDINGS, golden, recorded
 
 
 @pytest.mark.parametrize("name", [recording.__name__ for recording in RECORDINGS])
-def test_the_figures_of_a_recorded_journal_are_those_that_they_were(name: str) -> None:
+def test_figures_of_a_recorded_journal_equal_the_stored_figures(name: str) -> None:
     found, were = _flat(figures_of(recorded(name))), _flat(golden(name))
     differing = {path: (found.get(path), were.get(path)) for path in found | were if found.get(path) != were.get(path)}
     assert not differing

@@ -14,7 +14,7 @@ from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.store import MemoryJournal
 
 
-def test_steps_trained_again_to_evaluate_them_are_charged_to_the_search_that_evaluates_them() -> None:
+def test_steps_trained_again_for_an_evaluation_are_charged_to_the_search_that_requests_it() -> None:
     journal = MemoryJournal()
 
     def search(study: str, algorithm: hpstage.Algorithm) -> hpstage.Result:

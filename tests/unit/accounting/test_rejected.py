@@ -27,14 +27,14 @@ def account() -> Account:
     return found
 
 
-def test_status_counts_infeasible_trials_apart_from_pruned_ones(account: Account) -> None:
+def test_status_counts_trials_that_the_space_prunes_as_rejected(account: Account) -> None:
     (row,) = study_rows(Book(account), lambda study: False)
     rejected = 10 - len(account.plan.trials)
     assert rejected > 0 and row.trials == {"COMPLETE": 10 - rejected, "REJECTED": rejected}
     assert f"complete, {rejected} rejected" in as_text(status_of(account, recorded("rejections")))
 
 
-def test_the_table_of_trials_says_why_a_trial_is_infeasible(account: Account) -> None:
+def test_the_trials_table_has_the_reason_why_the_space_rejected_a_trial(account: Account) -> None:
     table = trials(Book(account))
     rows = zip(table.columns["state"], table.columns["steps"], table.columns["rejected"], strict=True)
     rejected = [row for row in rows if row[0] != "COMPLETE"]
@@ -43,7 +43,7 @@ def test_the_table_of_trials_says_why_a_trial_is_infeasible(account: Account) ->
 
 
 @pytest.mark.ci
-def test_report_and_tree_name_infeasible_trials(account: Account, tmp_path: Path) -> None:
+def test_report_and_tree_show_trials_rejected_by_the_space(account: Account, tmp_path: Path) -> None:
     book = Book(account)
     page = write_book(tmp_path, book).read_text()
     numbers = [str(fact.number) for fact in book.rejected.values()]
@@ -53,7 +53,7 @@ def test_report_and_tree_name_infeasible_trials(account: Account, tmp_path: Path
     assert f"{len(numbers)} trials rejected by the space" in str(getattr(drawn, "renderables", [""])[-1])
 
 
-def test_the_page_counts_infeasible_trials() -> None:
+def test_the_dashboard_counts_trials_rejected_by_the_space() -> None:
     board = Board()
     board.offer("plan", 0, recorded("rejections").read())
     [view] = board.plans.values()
