@@ -157,7 +157,7 @@ def test_asha_ends_with_a_complete_trial_where_a_rung_is_too_small_to_promote():
     assert played.ends == {0: "pruned", 1: "complete"}
 
 
-def test_asha_takes_another_trial_to_the_end_when_the_best_one_fails():
+def test_asha_trains_the_second_best_trial_to_the_end_if_the_best_trial_fails():
     played = play(ASHA(1, 3), setting(2), lambda index, step: float(-index), failing=frozenset({(1, 9)}))
     assert played.requested == [(0, 1), (1, 1), (1, 3), (1, 9), (0, 3), (0, 9)]
     assert played.ends == {0: "complete", 1: "failed"}
@@ -172,7 +172,9 @@ def test_asha_takes_another_trial_to_the_end_when_the_best_one_fails():
     orders(),
 )
 @settings(max_examples=10)
-def test_the_stopping_variant_decides_as_optunas_pruner(eta, window, first, second, maximize, order):
+def test_the_stopping_variant_of_asha_prunes_as_optunas_successive_halving_pruner(
+    eta, window, first, second, maximize, order
+):
     steps = eta**2
 
     def value(index: int, step: int) -> float:
@@ -204,7 +206,7 @@ TABLE_1 = {  # of the journal: R = 81, eta = 3; per bracket n_i and r_i
 }
 
 
-def test_hyperbands_brackets_are_those_of_the_published_table():
+def test_brackets_of_hyperband_equal_those_of_the_published_table():
     brackets = Hyperband(1, 3).brackets(81)
     assert [(b.n_trials, b.rungs[0], len(b.rungs)) for b in brackets] == [
         (TABLE_1[s][0][0], TABLE_1[s][0][1], s + 1) for s in (4, 3, 2, 1, 0)
@@ -228,7 +230,7 @@ def test_hyperband_trains_as_many_trials_to_each_rung_as_the_published_table_say
 
 @given(data=st.data())
 @settings(max_examples=20)
-def test_each_bracket_of_hyperband_halves_as_algorithm_1(data):
+def test_each_bracket_of_hyperband_halves_as_algorithm_1_of_the_paper(data):
     eta, depth = data.draw(st.sampled_from([(2, 3), (3, 2), (4, 1)]))
     steps = eta**depth
     algorithm = Hyperband(1, eta)
@@ -249,7 +251,7 @@ def test_each_bracket_of_hyperband_halves_as_algorithm_1(data):
     assert played.reached() == expected
 
 
-def test_cycles_of_hyperband_follow_each_other_only_where_the_sampler_learns():
+def test_cycles_of_hyperband_run_one_after_another_only_if_the_sampler_learns_from_results():
     cycle = Hyperband(1, 3).trials_per_cycle(9)
     blind = play(Hyperband(1, 3), setting(2 * cycle), lambda index, step: float(index))
     assert blind.proposed_after == [0] * (2 * cycle)
@@ -310,7 +312,7 @@ def test_each_bracket_of_the_asynchronous_hyperband_promotes_as_asha(data):
     assert (len(played.requested) == len(expected)) == any(step == steps for _, step in expected)
 
 
-def test_asynchronous_hyperband_deals_trials_to_brackets_as_the_published_table_says():
+def test_asynchronous_hyperband_assigns_trials_to_brackets_as_the_published_table_says():
     played = play(Hyperband(1, 3, "asynchronous"), setting(286, steps=81), lambda index, step: float(index * step % 97))
     first_steps = [next(step for trial, step in played.requested if trial == index) for index in range(286)]
     expected = [step for (n, step), *_ in TABLE_1.values() for _ in range(n)]
@@ -335,7 +337,7 @@ def test_asynchronous_hyperband_promotes_at_the_highest_step_of_all_brackets_fir
     assert [index for index, end in played.ends.items() if end == "complete"] == [1, 5, 7, 8, 9]
 
 
-def test_asynchronous_hyperband_catches_up_at_the_highest_step_of_all_brackets_first():
+def test_a_resumed_asynchronous_hyperband_promotes_at_the_highest_step_of_all_brackets_first():
     losses = [0.5, 0.6, 0.8, 0.7, 0.3, 0.9, 0.4]
     algorithm = Hyperband(1, 2, "asynchronous", window=1)
     # All were proposed by a call that was interrupted: nothing is promoted until their results are reported.
@@ -343,7 +345,7 @@ def test_asynchronous_hyperband_catches_up_at_the_highest_step_of_all_brackets_f
     assert played.requested[7:] == [(4, 4), (0, 2), (1, 2), (0, 4)]
 
 
-def test_asynchronous_hyperband_takes_the_best_of_all_brackets_to_the_end_if_none_came_there():
+def test_asynchronous_hyperband_trains_the_best_trial_to_the_end_if_no_trial_was_complete():
     losses = [0.5, 0.9, 0.8, 0.7, 0.4]
     algorithm = Hyperband(1, 2, "asynchronous", window=8)
     played = play(algorithm, setting(5, steps=4), lambda index, step: losses[index], failing=frozenset({(3, 1)}))
@@ -356,7 +358,7 @@ def test_asynchronous_hyperband_takes_the_best_of_all_brackets_to_the_end_if_non
 
 
 @given(data=st.data())
-def test_median_stopping_stops_exactly_what_is_worse_than_the_median_of_running_averages(data):
+def test_median_stopping_prunes_exactly_the_trials_worse_than_the_median_of_running_averages(data):
     n, grace, interval = data.draw(st.integers(1, 25)), data.draw(st.integers(1, 8)), data.draw(st.integers(1, 9))
     least, window, maximize = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 8)), data.draw(st.booleans())
     values = data.draw(st.sampled_from([range(-2, 3), [-math.inf, -1, 0, 1, math.inf]]))
@@ -384,17 +386,17 @@ def mean(losses: Sequence[float]) -> float:
     return math.inf if math.inf in losses else sum(losses) / len(losses)
 
 
-def test_a_trial_as_good_as_the_median_continues():
+def test_median_stopping_continues_a_trial_as_good_as_the_median():
     played = play(MedianStopping(3, 3, 1), setting(8), lambda index, step: 1.0)
     assert set(played.ends.values()) == {"complete"}
 
 
-def test_no_trial_is_stopped_before_enough_others_have_reported():
+def test_median_stopping_prunes_no_trial_before_min_trials_have_reported():
     played = play(MedianStopping(1, 1, min_trials=5, window=1), setting(7), lambda index, step: float(index))
     assert played.ends == dict.fromkeys(range(5), "complete") | {5: "pruned", 6: "pruned"}
 
 
-def test_a_trial_that_once_diverged_has_the_worst_average_whatever_else_it_reported():
+def test_median_stopping_ranks_a_trial_that_ever_reported_infinity_as_the_worst():
     """Both infinities in one curve have no mean. With the mean of trial 0 below 5, trial 3 would be stopped."""
     curves = [[math.inf, -math.inf, 0.0], [1.0, 1.0, 1.0], [5.0, 5.0, 5.0], [5.0, 5.0, 5.0]]
     algorithm = MedianStopping(min_trials=3, window=1)
@@ -432,12 +434,12 @@ def test_a_trial_that_once_diverged_has_the_worst_average_whatever_else_it_repor
     ],
     ids=repr,
 )
-def test_bad_parameters_are_named_with_a_remedy(algorithm, message):
+def test_invalid_parameters_of_an_algorithm_are_refused_with_a_remedy(algorithm, message):
     with pytest.raises(UsageError, match=message):
         algorithm.check(setting(8))
 
 
-def test_a_plugin_with_the_old_name_of_reported_still_works_with_a_warning() -> None:
+def test_a_plugin_with_the_deprecated_name_of_the_method_reported_works_with_a_warning() -> None:
     with pytest.warns(DeprecationWarning, match="Old.told is deprecated; call it reported"):
 
         class Old(Search):

@@ -79,7 +79,7 @@ def assert_values_are_exact(result: hpstage.Result, steps: int = STEPS) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
-def test_every_trial_has_the_values_without_sharing_and_no_step_is_trained_twice(algorithm):
+def test_every_algorithm_gives_the_values_of_training_without_sharing_and_trains_no_step_twice(algorithm):
     # Every state is kept: otherwise a trial that continues later may fork from a step without a checkpoint.
     result = run(algorithm, checkpoint_every=1)
     states = [trial.state for trial in result.study.trials]
@@ -106,14 +106,14 @@ def uneven(workers: int) -> SimulatedExecutor:
 
 
 @pytest.mark.parametrize("algorithm", SYNCHRONOUS, ids=repr)
-def test_a_synchronous_algorithm_gives_one_study_on_any_number_of_workers(algorithm):
+def test_a_synchronous_algorithm_gives_the_same_trials_on_one_and_four_workers(algorithm):
     studies = [outcome(run(algorithm, sampler=learning(), executor=uneven(n)).study) for n in (1, 4)]
     assert studies[0] == studies[1]
 
 
 @pytest.mark.parametrize("algorithm", SYNCHRONOUS, ids=repr)
 @pytest.mark.one_in(2)
-def test_a_synchronous_algorithm_gives_one_study_with_and_without_sharing(algorithm):
+def test_a_synchronous_algorithm_gives_the_same_trials_with_and_without_sharing(algorithm):
     shared, alone_ = (run(algorithm, sampler=learning(), sharing=sharing) for sharing in (True, False))
     assert outcome(shared.study) == outcome(alone_.study)
     assert shared.savings.steps_trained < alone_.savings.steps_trained
@@ -121,7 +121,7 @@ def test_a_synchronous_algorithm_gives_one_study_with_and_without_sharing(algori
 
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("algorithm", ASYNCHRONOUS, ids=repr)
-def test_an_asynchronous_algorithm_ends_every_trial_on_any_workers(algorithm, workers):
+def test_an_asynchronous_algorithm_finishes_every_trial_on_workers_of_uneven_speed(algorithm, workers):
     result = run(algorithm, executor=uneven(workers), checkpoint_every=1)
     states = {trial.state for trial in result.study.trials}
     assert states == {TrialState.COMPLETE, TrialState.PRUNED} and len(result.study.trials) == TRIALS
@@ -130,7 +130,7 @@ def test_an_asynchronous_algorithm_ends_every_trial_on_any_workers(algorithm, wo
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 @pytest.mark.one_in(2)
-def test_trials_that_fail_leave_the_others_as_they_are(algorithm):
+def test_failed_trials_do_not_change_the_values_of_other_trials(algorithm):
     def risky(trial: optuna.Trial) -> dict[str, object]:
         early = trial.suggest_float("early", 0.0, 1.0)
         late = trial.suggest_categorical("late", [1, 2, 5, 7])
@@ -150,7 +150,7 @@ BOUNDED = SuccessiveHalving | PopulationBasedTraining
 
 @pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if not isinstance(a, BOUNDED)], ids=repr)
 @pytest.mark.one_in(2)
-def test_without_n_trials_a_study_runs_until_a_callback_stops_it(algorithm):
+def test_a_study_without_n_trials_runs_until_a_callback_stops_it(algorithm):
     def stop_at_twenty(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         if sum(t.state.is_finished() for t in study.get_trials(deepcopy=False)) == 20:
             study.stop()
@@ -205,7 +205,7 @@ def interruptions(kind: str, tmp_path, stride: int):
 @pytest.mark.parametrize("kind", ["hyperband", "bohb", "median", "pbt", "pruner", "stage-tree"])
 @pytest.mark.one_in(3)
 @pytest.mark.ci
-def test_a_synchronous_search_that_was_interrupted_anywhere_ends_as_if_it_had_not_been(kind, stride, tmp_path):
+def test_a_resumed_synchronous_search_ends_with_the_trials_of_an_uninterrupted_search(kind, stride, tmp_path):
     expected = outcome(call(tmp_path / "undisturbed", kind, n_trials=14).study)
     assert len(expected) >= 14
     for again in interruptions(kind, tmp_path, stride):
@@ -217,9 +217,7 @@ def test_a_synchronous_search_that_was_interrupted_anywhere_ends_as_if_it_had_no
 @pytest.mark.parametrize("stride", [47, pytest.param(19, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["asha", "asha-stopping"])
 @pytest.mark.one_in(2)
-def test_an_asynchronous_search_that_was_interrupted_anywhere_ends_every_trial_with_exact_values(
-    kind, stride, tmp_path
-):
+def test_a_resumed_asynchronous_search_finishes_every_trial_with_exact_values(kind, stride, tmp_path):
     for again in interruptions(kind, tmp_path, stride):
         assert len(outcome(again.study)) == 14
         assert all(trial.state.is_finished() for trial in again.study.trials)
@@ -230,7 +228,7 @@ def test_an_asynchronous_search_that_was_interrupted_anywhere_ends_every_trial_w
 # --- forks ------------------------------------------------------------------------------------------------
 
 
-def test_a_fork_is_its_donor_up_to_the_fork_and_its_own_parameters_from_there_on():
+def test_a_forked_trial_has_the_schedules_of_its_donor_before_the_fork_and_its_own_after_it():
     result = run(PopulationBasedTraining(2, resample_probability=0.9), n_trials=8, checkpoint_every=1)
     forks = [trial for trial in result.study.trials if "hpstage:donor" in trial.user_attrs]
     assert len(forks) >= 6
@@ -244,7 +242,7 @@ def test_a_fork_is_its_donor_up_to_the_fork_and_its_own_parameters_from_there_on
                 assert schedule.value(step) == source.value(step)
 
 
-def test_the_winner_of_population_based_training_is_trained_again_as_one_ordinary_trial():
+def test_the_winner_of_population_based_training_retrained_as_one_trial_has_the_same_value():
     result = run(PopulationBasedTraining(2, resample_probability=0.9), n_trials=8)
     winner = max(
         (t for t in result.study.trials if "hpstage:donor" in t.user_attrs and t.state == TrialState.COMPLETE),
@@ -255,7 +253,7 @@ def test_the_winner_of_population_based_training_is_trained_again_as_one_ordinar
     assert replayed.savings.steps_trained == STEPS
 
 
-def test_a_fork_that_needs_other_hyperparameters_fails_and_the_population_continues():
+def test_a_fork_with_other_hyperparameters_than_its_donor_fails_and_the_population_continues():
     def conditional(trial: optuna.Trial) -> dict[str, object]:
         kind = trial.suggest_categorical("kind", ["plain", "momentum"])
         rate = {"a": trial.suggest_float("a", 0.1, 1.0), "kind": kind}
@@ -273,7 +271,7 @@ def test_a_fork_that_needs_other_hyperparameters_fails_and_the_population_contin
 
 @pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if not isinstance(a, PopulationBasedTraining)], ids=repr)
 @pytest.mark.one_in(2)
-def test_conditional_spaces_give_trials_of_other_names(algorithm):
+def test_trials_of_a_conditional_space_have_different_hyperparameters_and_exact_values(algorithm):
     def conditional(trial: optuna.Trial) -> dict[str, object]:
         if trial.suggest_categorical("kind", ["plain", "momentum"]) == "plain":
             return {"a": trial.suggest_int("a", 1, 3)}
@@ -286,14 +284,14 @@ def test_conditional_spaces_give_trials_of_other_names(algorithm):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 @pytest.mark.one_in(2)
-def test_a_space_with_one_point_is_searched(algorithm):
+def test_all_trials_of_a_space_with_one_point_train_its_steps_once(algorithm):
     result = run(algorithm, space=lambda trial: {"a": 1.0, "b": trial.suggest_categorical("b", [2.0])})
     assert result.best_trial.last_step == STEPS
     assert result.savings.steps_trained == STEPS
     assert_values_are_exact(result)
 
 
-def test_a_study_with_several_objectives_holds_all_of_them_for_every_trial():
+def test_a_study_with_two_objectives_has_both_values_of_every_trial_and_the_pareto_front():
     study = optuna.create_study(directions=["maximize", "minimize"], sampler=optuna.samplers.NSGAIISampler(seed=1))
     result = hpstage.optimize(
         study,
@@ -317,7 +315,7 @@ def test_a_study_with_several_objectives_holds_all_of_them_for_every_trial():
         assert (trial.number in front) != beaten
 
 
-def test_the_stage_tree_sampler_learns_the_space_from_the_search_and_shares_continuous_beginnings():
+def test_the_stage_tree_sampler_shares_first_steps_of_trials_in_a_continuous_space():
     def continuous(trial: optuna.Trial) -> dict[str, object]:
         late = trial.suggest_float("late", 0.1, 10.0, log=True)  # suggested first, matters last
         return {"a": s.piecewise({0: trial.suggest_float("early", 0.1, 10.0, log=True), 6: late})}

@@ -94,7 +94,7 @@ FACTORS = st.sampled_from([0.01, 0.5, 0.8, 0.999, 1.0, 1.001, 1.2, 2.0, 1000.0])
 
 
 @given(params=st.dictionaries(st.text(max_size=3), anything(), max_size=4), data=st.data())
-def test_what_is_explored_lies_in_the_distribution_and_keeps_its_type(params, data):
+def test_explored_values_lie_in_their_distribution_and_keep_their_type(params, data):
     factors = tuple(data.draw(st.lists(FACTORS, min_size=1, max_size=3)))
     found = explored(params, data.draw(st.integers(0, 99)), factors, data.draw(st.sampled_from([0.0, 0.5, 1.0])))
     assert found.keys() == params.keys()
@@ -110,13 +110,13 @@ def test_what_is_explored_lies_in_the_distribution_and_keeps_its_type(params, da
 
 @given(params=st.dictionaries(st.text(max_size=3), anything(), max_size=5), data=st.data())
 @settings(max_examples=20)
-def test_what_is_explored_does_not_depend_on_the_order_of_the_parameters(params, data):
+def test_explored_values_do_not_depend_on_the_order_of_the_parameters(params, data):
     shuffled = {name: params[name] for name in data.draw(st.permutations(list(params)))}
     assert repr(sorted(explored(shuffled).items())) == repr(sorted(explored(params).items()))
 
 
 @given(params=st.dictionaries(st.sampled_from("abcde"), anything(), min_size=1), seed=st.integers(0, 99))
-def test_a_study_takes_what_was_explored_as_a_trial_of_its_space(params, seed):
+def test_a_study_accepts_explored_values_as_a_queued_trial(params, seed):
     """Optuna warns, which fails the test, where a queued value lies outside of its distribution."""
     assume(all(value == value for value, _ in params.values()))
     found = explored(params, seed)
@@ -127,7 +127,7 @@ def test_a_study_takes_what_was_explored_as_a_trial_of_its_space(params, seed):
 
 
 @given(floats().filter(lambda d: d.step is None and not d.single()), st.integers(0, 999), FACTORS)
-def test_a_float_is_multiplied_and_clipped(distribution, seed, factor):
+def test_an_explored_float_is_multiplied_by_the_factor_and_clipped_to_its_range(distribution, seed, factor):
     value = proposed(distribution, seed)
     expected = value * factor
     if expected < distribution.low:
@@ -158,14 +158,14 @@ def moved(value: float, grid: list[float], factor: float) -> set[float]:
 @example((0, IntDistribution(-3, 3)), 0.8)
 @example((-1, IntDistribution(-3, 3)), 0.8)
 @example((-2, IntDistribution(-4, 4, step=2)), 1.2)
-def test_a_whole_number_moves_to_the_nearest_that_is_another(proposal, factor):
+def test_an_explored_integer_is_the_other_grid_point_nearest_to_the_multiplied_value(proposal, factor):
     value, distribution = proposal
     grid = list(range(distribution.low, distribution.high + 1, distribution.step))
     assert explored({"x": proposal}, factors=(factor,), resample=0)["x"] in moved(value, grid, factor)
 
 
 @given(proposals(floats().filter(lambda d: d.step is not None)), FACTORS)
-def test_a_stepped_float_moves_to_the_nearest_that_is_another(proposal, factor):
+def test_an_explored_stepped_float_is_the_other_grid_point_nearest_to_the_multiplied_value(proposal, factor):
     value, distribution = proposal
     low, step = Decimal(str(distribution.low)), Decimal(str(distribution.step))
     count = int((Decimal(str(distribution.high)) - low) / step)
@@ -175,7 +175,7 @@ def test_a_stepped_float_moves_to_the_nearest_that_is_another(proposal, factor):
     assert min(grid, key=lambda point: abs(point - found)) in moved(here, grid, factor)
 
 
-def test_an_explored_stepped_float_equals_the_float_that_a_sampler_proposes():
+def test_explored_stepped_floats_are_exactly_floats_that_optuna_proposes():
     distribution = FloatDistribution(0.0, 1.0, step=0.1)
     samples = set(sample(distribution, 0, 500))
     assert len(samples) == 11
@@ -198,7 +198,9 @@ def test_an_explored_stepped_float_equals_the_float_that_a_sampler_proposes():
         ([1.0, 2.0, math.nan], 2.0, 2.0, 2.0),
     ],
 )
-def test_a_choice_among_numbers_moves_to_its_neighbour_and_others_stay(choices, value, smaller, larger):
+def test_an_explored_choice_moves_to_a_neighbour_if_all_choices_are_numbers_and_else_stays(
+    choices, value, smaller, larger
+):
     params = {"x": (value, CategoricalDistribution(choices))}
     assert explored(params, factors=(0.8,), resample=0)["x"] == smaller
     assert explored(params, factors=(1.2,), resample=0)["x"] == larger
@@ -214,7 +216,7 @@ def test_a_choice_among_numbers_moves_to_its_neighbour_and_others_stay(choices, 
         ("adam", CategoricalDistribution(["adam"])),
     ],
 )
-def test_a_parameter_with_one_value_stays(value, distribution):
+def test_exploring_a_parameter_with_one_possible_value_keeps_it(value, distribution):
     for seed in range(20):
         assert explored({"x": (value, distribution)}, seed, resample=0.5) == {"x": value}
 
@@ -228,11 +230,11 @@ def test_a_parameter_with_one_value_stays(value, distribution):
         (128, CategoricalDistribution([64, 128, 256])),
     ],
 )
-def test_a_factor_of_one_keeps_a_value(value, distribution):
+def test_exploring_with_a_factor_of_one_keeps_the_value(value, distribution):
     assert explored({"x": (value, distribution)}, factors=(1.0,), resample=0) == {"x": value}
 
 
-def test_a_queued_value_outside_its_range_is_clipped():
+def test_exploring_a_queued_value_outside_its_range_clips_it():
     assert explored({"x": (50, IntDistribution(1, 10))}, resample=0) == {"x": 10}
     assert explored({"x": (0.001, FloatDistribution(1.0, 2.0))}, resample=0) == {"x": 1.0}
 
@@ -269,7 +271,7 @@ def test_resampled_values_have_the_distribution_of_optunas_random_sampler(distri
     assert gap / count < 1.95 * math.sqrt(2 / count)
 
 
-def test_parameters_are_resampled_and_multiplied_independently_and_as_often_as_documented():
+def test_parameters_are_resampled_and_multiplied_independently_with_the_given_probabilities():
     wide = FloatDistribution(-1e6, 1e6)
     params = {"a": (1.0, wide), "b": (2.0, wide)}
     rng, count = random.Random(7), 8000

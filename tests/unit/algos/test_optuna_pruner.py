@@ -164,7 +164,7 @@ def optunas_own_loop(study: optuna.Study, grace: int, interval: int, n_trials: i
 @pytest.mark.parametrize(("grace", "interval"), [(1, 1), (3, 2), (4, 5)])
 @pytest.mark.parametrize("pruner", PRUNERS)
 @pytest.mark.one_in(5)
-def test_with_a_window_of_one_it_is_optunas_own_loop(pruner, grace, interval, learning):
+def test_optuna_pruner_with_a_window_of_one_gives_the_trials_of_optunas_own_loop(pruner, grace, interval, learning):
     mine, reference = create(PRUNERS[pruner](), learning=learning), create(PRUNERS[pruner](), learning=learning)
     run(OptunaPruner(interval, grace, window=1), mine)
     optunas_own_loop(reference, grace, interval)
@@ -173,7 +173,7 @@ def test_with_a_window_of_one_it_is_optunas_own_loop(pruner, grace, interval, le
 
 
 @pytest.mark.parametrize("pruner", [pruner for pruner in PRUNERS if pruner != "nop"])
-def test_every_pruner_of_these_tests_prunes_some_trials_and_not_others(pruner):
+def test_every_pruner_tested_here_prunes_some_trials_and_completes_others(pruner):
     study = create(PRUNERS[pruner]())
     run(OptunaPruner(window=1), study)
     states = [trial.state for trial in study.trials]
@@ -213,7 +213,9 @@ def open_side_by_side(study: optuna.Study, grace: int, interval: int, window: in
     st.frozensets(st.tuples(st.integers(0, TRIALS - 1), st.integers(1, STEPS)), max_size=30),
 )
 @settings(max_examples=15)
-def test_with_concurrent_trials_the_pruner_is_called_in_the_order_of_requests(pruner, grace, interval, window, failing):
+def test_the_pruner_is_called_in_the_order_of_requests_when_trials_are_concurrent(
+    pruner, grace, interval, window, failing
+):
     mine, reference = create(PRUNERS[pruner]()), create(PRUNERS[pruner]())
     run(OptunaPruner(interval, grace, window), mine, failing=failing)
     open_side_by_side(reference, grace, interval, window, failing)
@@ -222,7 +224,7 @@ def test_with_concurrent_trials_the_pruner_is_called_in_the_order_of_requests(pr
 
 @pytest.mark.parametrize("window", [1, 4])
 @pytest.mark.parametrize("pruner", ["median", "halving", "hyperband", "patient"])
-def test_a_search_replayed_from_the_studys_record_calls_the_pruner_the_same_way(pruner, window):
+def test_a_search_replayed_from_the_trials_of_a_study_requests_the_same_pruning_decisions(pruner, window):
     algorithm, study = OptunaPruner(2, 2, window), create(PRUNERS[pruner]())
     first = run(algorithm, study)
     again = create(NopPruner())  # whose opinion would be another
@@ -233,7 +235,7 @@ def test_a_search_replayed_from_the_studys_record_calls_the_pruner_the_same_way(
     ]
 
 
-def test_without_a_pruner_every_trial_is_complete():
+def test_every_trial_is_complete_with_the_nop_pruner():
     study = create(NopPruner())
     trials = run(OptunaPruner(interval=5, grace=2, window=4), study, n_trials=4)
     assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * 4
@@ -252,6 +254,6 @@ def test_without_a_pruner_every_trial_is_complete():
     ],
     ids=repr,
 )
-def test_bad_parameters_are_named_with_a_remedy(algorithm, message):
+def test_invalid_parameters_of_optuna_pruner_are_refused_with_a_remedy(algorithm, message):
     with pytest.raises(UsageError, match=message):
         algorithm.check(setting())

@@ -79,7 +79,7 @@ def generations_of_the_paper(
 
 
 @given(data=st.data())
-def test_each_round_replaces_the_worst_by_forks_of_the_best_as_the_paper_says(data):
+def test_each_round_replaces_the_worst_trials_by_forks_of_the_best_as_the_paper_says(data):
     n, interval = data.draw(st.integers(2, 24)), data.draw(st.integers(1, 8))
     quantile = data.draw(st.sampled_from(["0.01", "0.07", "0.2", "0.25", "0.3", "0.5"]))
     maximize, seed = data.draw(st.booleans()), data.draw(st.integers(0, 99))
@@ -98,20 +98,20 @@ def test_each_round_replaces_the_worst_by_forks_of_the_best_as_the_paper_says(da
     ("n", "quantile", "replaced"),
     [(2, 0.2, 1), (3, 0.5, 1), (10, 0.2, 2), (11, 0.2, 3), (10, 0.25, 3), (100, 0.07, 7), (4, 0.5, 2)],
 )
-def test_the_quantile_decides_how_many_are_replaced_in_a_round(n, quantile, replaced):
+def test_the_quantile_decides_how_many_trials_are_replaced_in_a_round(n, quantile, replaced):
     played = play(PopulationBasedTraining(3, quantile=quantile), setting(n, steps=6), lambda index, step: index)
     assert len(played.forks) == replaced
     assert {index for index, end in played.ends.items() if end == "pruned"} == set(range(n - replaced, n))
     assert {fork.donor for _, fork in played.forks} <= set(range(replaced))
 
 
-def test_equal_values_are_ranked_in_the_order_of_the_trials():
+def test_trials_with_equal_values_are_ranked_by_their_number():
     played = play(PopulationBasedTraining(3), setting(5, steps=6), lambda index, step: 1.0)
     assert [index for index, end in played.ends.items() if end == "pruned"] == [4]
     assert [fork.donor for _, fork in played.forks] == [0]
 
 
-def test_forks_keep_the_places_of_those_that_they_replace():
+def test_a_fork_takes_the_position_of_the_trial_that_it_replaces():
     order = [4, 0, 3, 1, 2]  # of the first round: trial 1 is the best, trial 0 the worst
     played = play(PopulationBasedTraining(3), setting(5), lambda index, step: order[index] if step == 3 else index)
     assert played.requested == [
@@ -122,21 +122,21 @@ def test_forks_keep_the_places_of_those_that_they_replace():
     assert [(index, fork.donor, fork.step) for index, fork in played.forks] == [(5, 1, 3), (6, 1, 6)]
 
 
-def test_a_member_that_failed_is_replaced_before_one_that_did_not():
+def test_a_failed_trial_is_replaced_before_the_worst_trial():
     failing = frozenset({(1, 3)})
     played = play(PopulationBasedTraining(3), setting(5), lambda index, step: index, failing=failing)
     assert played.ends == {1: "failed", 5: "pruned"} | dict.fromkeys((0, 2, 3, 4, 6), "complete")
     assert [(index, fork.donor, fork.step) for index, fork in played.forks] == [(5, 0, 3), (6, 0, 6)]
 
 
-def test_all_failed_members_are_replaced_even_if_they_exceed_the_quantile():
+def test_all_failed_trials_are_replaced_even_if_they_exceed_the_quantile():
     failing = frozenset({(1, 3), (2, 3), (4, 3)})
     played = play(PopulationBasedTraining(3), setting(5), lambda index, step: index, failing=failing)
     assert [(fork.donor, fork.step) for _, fork in played.forks] == [(0, 3), (0, 3), (0, 3), (0, 6)]
     assert sum(end == "complete" for end in played.ends.values()) == 5
 
 
-def test_when_all_have_failed_the_search_is_over():
+def test_the_search_ends_when_all_trials_of_the_population_have_failed():
     everything = frozenset((index, 6) for index in range(20))
     played = play(PopulationBasedTraining(3), setting(5), lambda index, step: index, failing=everything)
     assert [step for _, step in played.requested] == [3] * 5 + [6] * 5
@@ -144,7 +144,7 @@ def test_when_all_have_failed_the_search_is_over():
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 7])
-def test_a_study_stopped_early_trains_the_members_proposed_so_far(most):
+def test_a_study_stopped_early_completes_a_population_of_the_trials_proposed_so_far(most):
     played = play(PopulationBasedTraining(3), setting(10), lambda index, step: index, most=most)
     assert sum(end == "complete" for end in played.ends.values()) == most
     assert len(played.forks) == {0: 0, 1: 0, 2: 2, 7: 4}[most]
@@ -162,7 +162,7 @@ def test_a_round_waits_for_the_whole_population_to_be_proposed():
     assert search.reported(2, 3, 2.0) == [Ask(0, 6), Ask(1, 6), Finish(2, "pruned"), Fork(0, 3, {})]
 
 
-def test_forks_depend_only_on_the_seed_the_round_and_the_rank():
+def test_forks_depend_on_the_seed_and_the_ranks_of_trials_but_not_on_their_values():
     def forks(seed: int, last: float, failing: frozenset[tuple[int, int]] = frozenset()) -> list[Fork]:
         played = play(
             PopulationBasedTraining(4, 0.5, seed=seed),
@@ -178,7 +178,7 @@ def test_forks_depend_only_on_the_seed_the_round_and_the_rank():
 
 
 @pytest.mark.ci
-def test_donors_are_drawn_uniformly_from_the_best():
+def test_donors_of_forks_are_drawn_uniformly_from_the_best_trials():
     seen: Counter[int] = Counter()
     for seed in range(400):
         played = play(PopulationBasedTraining(4, 0.5, seed=seed), setting(10, steps=8), lambda index, step: index)
@@ -188,7 +188,7 @@ def test_donors_are_drawn_uniformly_from_the_best():
     assert sum((count - expected) ** 2 / expected for count in seen.values()) < 18.5  # chi-square, 4 degrees, 0.1 %
 
 
-def test_a_fork_is_explored_from_its_donors_parameters():
+def test_parameters_of_a_fork_are_those_of_its_donor_times_a_perturbation_factor():
     played = play(
         PopulationBasedTraining(1, 0.5, resample_probability=0.0), setting(20, steps=6), lambda index, step: index
     )
@@ -233,7 +233,7 @@ def true_score(theta: tuple[float, float]) -> float:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_it_solves_the_papers_toy_that_no_member_solves_and_the_winner_is_one_ordinary_trial(seed):
+def test_population_based_training_solves_the_papers_toy_and_its_winner_can_be_trained_again(seed):
     steps, trials = 400, Quadratic()
     search = PopulationBasedTraining(10, 0.5, seed=seed).start(setting(2, steps=steps, maximize=True), trials)
     thetas: dict[int, tuple[float, float]] = {}
@@ -310,11 +310,11 @@ def test_it_solves_the_papers_toy_that_no_member_solves_and_the_winner_is_one_or
     ],
     ids=repr,
 )
-def test_bad_parameters_are_named_with_a_remedy(algorithm, about, message):
+def test_invalid_parameters_of_population_based_training_are_refused_with_a_remedy(algorithm, about, message):
     with pytest.raises(UsageError, match=message):
         algorithm.check(about)
 
 
-def test_importing_the_algorithms_loads_no_optuna():
+def test_importing_hpstage_algos_loads_neither_optuna_nor_numpy():
     code = "import sys, hpstage.algos; sys.exit('optuna' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=300, check=False).returncode == 0

@@ -103,7 +103,7 @@ def trees(draw: st.DrawFn, most: int = 40, steps: int = STEPS, shares: Sequence[
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 @given(data=st.data())
 @settings(max_examples=10)
-def test_with_distinct_trials_it_equals_the_plain_algorithm(algorithm, data):
+def test_a_tree_aware_algorithm_equals_the_plain_algorithm_if_no_trials_share_steps(algorithm, data):
     n = data.draw(st.integers(1, 40))
     value, failing, order = data.draw(tables(n)), data.draw(failures(n)), data.draw(orders())
     about = setting(n, maximize=data.draw(st.booleans()), adaptive=data.draw(st.booleans()))
@@ -115,7 +115,7 @@ def test_with_distinct_trials_it_equals_the_plain_algorithm(algorithm, data):
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
 @given(tree=trees(), order=orders())
 @settings(max_examples=10)
-def test_the_plain_algorithm_does_not_see_what_trials_have_in_common(algorithm, tree, order):
+def test_an_algorithm_without_tree_aware_ignores_shared_steps_of_trials(algorithm, tree, order):
     plain, about, failing = replace(algorithm, tree_aware=False), setting(len(tree)), tree.failing()
     sharing = play(plain, about, tree.value, order=order, failing=failing, trials=tree.trials)
     apart = play(plain, about, tree.value, order=order, failing=failing)
@@ -136,7 +136,7 @@ def test_the_plain_algorithm_does_not_see_what_trials_have_in_common(algorithm, 
 )
 @given(tree=trees(most=25), times=st.integers(1, 4), maximize=st.booleans())
 @settings(max_examples=20)
-def test_copies_of_trials_change_nothing(algorithm, tree, times, maximize):
+def test_a_tree_aware_algorithm_ends_copies_of_a_trial_at_the_step_of_the_original(algorithm, tree, times, maximize):
     """Reported in order, in windows that hold all copies: each does what its original does."""
     single = play(
         algorithm, setting(len(tree), maximize=maximize), tree.value, failing=tree.failing(), trials=tree.trials
@@ -175,7 +175,7 @@ def halving(members: Sequence[int], tree: Tree, rungs: Sequence[int], eta: int) 
 
 
 @given(tree=trees(), rule=st.sampled_from([(1, 3), (2, 2), (1, 2), (2, 4)]))
-def test_halving_promotes_the_best_states_with_all_their_trials(tree, rule):
+def test_successive_halving_promotes_the_best_states_with_all_their_trials(tree, rule):
     algorithm = SuccessiveHalving(*rule)
     played = play(algorithm, setting(len(tree)), tree.value, failing=tree.failing(), trials=tree.trials)
     assert dict(played.requested) == halving(range(len(tree)), tree, algorithm.rungs(STEPS), rule[1])
@@ -197,7 +197,7 @@ def test_each_bracket_of_hyperband_promotes_the_best_states_of_its_trials(tree, 
 
 @pytest.mark.ci
 @given(data=st.data())
-def test_of_distinct_trials_as_many_are_promoted_as_published_whatever_fails(data):
+def test_successive_halving_promotes_the_published_number_of_distinct_trials_despite_failures(data):
     """``n // eta**k`` of n trials to rung k, at least one, and no more than there are: with failures on any rung."""
     n, eta = data.draw(st.integers(1, 100)), data.draw(st.sampled_from([2, 3]))
     algorithm = SuccessiveHalving(1, eta)
@@ -221,7 +221,7 @@ def loss(index: int, step: int) -> float:
     return LOSSES.get(NINE.lines[index][0] if step == 1 else "".join(map(str, NINE.lines[index][:3])), 0.0)
 
 
-def test_different_states_are_promoted_instead_of_copies_of_one():
+def test_successive_halving_promotes_different_states_instead_of_copies_of_one_state():
     """By hand: A and B of six candidates are promoted with five trials; of their four states at 3 one is promoted."""
     aware = play(HALVING, setting(9), loss, trials=NINE)
     assert [target for target in aware.requested if target[1] == 3] == [(0, 3), (1, 3), (2, 3), (3, 3), (4, 3)]
@@ -230,7 +230,7 @@ def test_different_states_are_promoted_instead_of_copies_of_one():
     assert plain.requested[9:] == [(0, 3), (1, 3), (2, 3), (0, 9)]  # three places for state A
 
 
-def test_a_state_that_fails_is_counted_with_the_candidates_and_takes_no_place():
+def test_a_failed_state_counts_as_a_candidate_but_is_not_promoted():
     failing = frozenset({(0, 1), (1, 1), (2, 1)})
     played = play(HALVING, setting(9), loss, failing=failing, trials=NINE)
     assert [index for index, step in played.requested if step == 3] == [3, 4, 5]  # B and C: two of six
@@ -320,7 +320,7 @@ def value_by(losses: dict[str, float], lines: Lines) -> Value:
     return lambda index, step: losses["".join(map(str, lines.prefix(index, step)))]
 
 
-def test_all_trials_of_a_state_are_promoted_and_later_ones_at_once():
+def test_asha_promotes_all_trials_of_the_best_state_also_those_proposed_later():
     lines = Lines("Aaaa", "Abbb", "Bbbb", "Accc")
     losses = {"A": 0.5, "B": 0.9, "Aa": 0.4, "Ab": 0.3, "Ac": 0.2, "Abbb": 0.3, "Accc": 0.2}
     played = play(ASHA(1, 2, window=1), setting(4, steps=4), value_by(losses, lines), trials=lines)
@@ -336,7 +336,7 @@ def test_all_trials_of_a_state_are_promoted_and_later_ones_at_once():
     assert played.ends == {0: "pruned", 1: "complete", 2: "pruned", 3: "complete"}
 
 
-def test_one_result_promotes_as_many_trials_as_the_window_holds():
+def test_one_result_makes_asha_promote_as_many_trials_as_its_window_holds():
     search = ASHA(1, 2, window=3).start(setting(5, steps=2), Lines("Aa", "Ab", "Ac", "Ad", "Bb"))
     for index in range(5):  # proposed by a call that was interrupted: more than the window
         search.added(index)
@@ -345,7 +345,7 @@ def test_one_result_promotes_as_many_trials_as_the_window_holds():
     assert search.reported(1, 2, 0.0) == [Finish(1, "complete"), Ask(3, 2)]
 
 
-def test_when_two_brackets_can_promote_at_the_same_step_the_first_one_does():
+def test_the_first_of_two_brackets_that_can_promote_at_the_same_step_promotes_first():
     """Factor 2, four steps: trials 0 to 3 are compared at steps 1 and 2, trials 4 to 6 at step 2. By hand."""
     lines = Lines("Aaaa", "Aabb", "Abbb", "Bbbb", "Cccc", "Dddd")
     search = Hyperband(1, 2, "asynchronous", window=2).start(setting(6, steps=4), lines)
@@ -361,7 +361,7 @@ def test_when_two_brackets_can_promote_at_the_same_step_the_first_one_does():
     assert search.reported(0, 4, 0.0) == [Finish(0, "complete"), Ask(4, 4)]
 
 
-def test_a_trial_waits_once_its_promoted_state_is_no_longer_among_the_best():
+def test_asha_does_not_promote_a_later_trial_of_a_promoted_state_that_is_no_longer_the_best():
     lines = Lines("Aa", "Bb", "Cc", "Ab")
     losses = {"A": 0.5, "B": 0.9, "C": 0.1, "Aa": 0.5, "Cc": 0.1}
     played = play(ASHA(1, 2, window=1), setting(4, steps=2), value_by(losses, lines), trials=lines)
@@ -369,7 +369,7 @@ def test_a_trial_waits_once_its_promoted_state_is_no_longer_among_the_best():
     assert played.ends == {0: "complete", 1: "pruned", 2: "complete", 3: "pruned"}
 
 
-def test_the_best_state_of_the_highest_rung_is_promoted_where_no_rung_promotes():
+def test_asha_promotes_the_best_state_of_the_highest_rung_if_no_rung_is_large_enough():
     lines = Lines("Aaa", "Abb", "Bbb")
     losses = {"A": 0.1, "B": 0.2, "Aa": 0.4, "Ab": 0.3, "Abb": 0.0}
     played = play(ASHA(1, 2, window=4), setting(2, steps=3), value_by(losses, lines), trials=lines)
@@ -378,7 +378,7 @@ def test_the_best_state_of_the_highest_rung_is_promoted_where_no_rung_promotes()
 
 
 @given(tree=trees(), rule=st.sampled_from([(1, 3), (2, 2)]), window=st.integers(1, 8), order=orders())
-def test_the_stopping_variant_ranks_a_trials_state_among_those_reported(tree, rule, window, order):
+def test_the_stopping_variant_of_asha_ranks_the_state_of_a_trial_among_all_reported_states(tree, rule, window, order):
     played = play(
         ASHA(*rule, "stopping", window=window), setting(len(tree)), tree.value, order=order, trials=tree.trials
     )
@@ -393,7 +393,7 @@ def test_the_stopping_variant_ranks_a_trials_state_among_those_reported(tree, ru
         assert goes_on == (played.reached()[index] > step)
 
 
-def test_the_stopping_variant_does_not_stop_copies_of_the_best():
+def test_the_stopping_variant_of_asha_does_not_prune_copies_of_the_best_trial():
     lines = Lines("Aa", "Aa", "Bb", "Bb", "Cc", "Dd")
     losses = {"A": 0.5, "B": 0.9, "C": 0.2, "D": 0.4, "Aa": 0.0, "Cc": 0.0, "Dd": 0.0}
 
@@ -450,7 +450,7 @@ def test_median_stopping_counts_copies_of_a_state_once():
     assert ends(MedianStopping(min_trials=2, window=1, tree_aware=False)) == "pruned"
 
 
-def test_a_trial_is_not_compared_with_its_own_state():
+def test_median_stopping_does_not_compare_a_trial_with_its_own_state():
     lines = Lines("Aa", "Ba", "Ca", "Cb")
     losses = {"A": 1.0, "B": 4.0, "C": 3.0, "Aa": 1.0, "Ba": 4.0, "Ca": 3.0, "Cb": 3.0}
 

@@ -39,14 +39,16 @@ def filled(search: Search) -> int:
 
 
 @pytest.mark.parametrize(("algorithm", "rooms"), DEFAULTS, ids=lambda one: repr(one)[:40])
-def test_by_default_enough_trials_are_open_to_keep_the_workers_busy(
+def test_the_default_window_holds_enough_trials_to_keep_the_workers_busy(
     algorithm: Algorithm, rooms: dict[int, int]
 ) -> None:
     assert {workers: algorithm.start(setting(workers), Trials()).room() for workers in rooms} == rooms
 
 
 @pytest.mark.parametrize(("algorithm", "rooms"), FOLLOWING, ids=lambda one: repr(one)[:40])
-def test_the_number_grows_and_shrinks_with_the_workers(algorithm: Algorithm, rooms: dict[int, int]) -> None:
+def test_the_default_window_grows_and_shrinks_with_the_number_of_workers(
+    algorithm: Algorithm, rooms: dict[int, int]
+) -> None:
     search = algorithm.start(setting(1), Trials())
     filled(search)
     assert search.room() == 0
@@ -63,14 +65,14 @@ def test_the_number_grows_and_shrinks_with_the_workers(algorithm: Algorithm, roo
 
 
 @pytest.mark.parametrize("algorithm", [FullTraining(), ASHA(1, 3), ASHA(1, 3, "stopping"), MedianStopping()], ids=repr)
-def test_a_given_window_stays(algorithm: Algorithm) -> None:
+def test_a_given_window_does_not_change_with_the_number_of_workers(algorithm: Algorithm) -> None:
     search = replace(algorithm, window=3).start(setting(32), Trials())  # type: ignore[call-arg]
     search.resized(64)
     search.idle(20)
     assert search.room() == 3
 
 
-def test_the_trials_to_compare_with_are_fixed_when_the_search_starts() -> None:
+def test_default_windows_of_median_stopping_and_optuna_pruner_do_not_follow_the_workers() -> None:
     median = MedianStopping().start(setting(9), Trials())
     median.resized(32)
     assert median.room() == 20
@@ -80,7 +82,7 @@ def test_the_trials_to_compare_with_are_fixed_when_the_search_starts() -> None:
 @pytest.mark.parametrize(
     "algorithm", [ASHA(1, 3), ASHA(1, 3, "stopping"), Hyperband(1, 3, "asynchronous")], ids=lambda one: repr(one)[:40]
 )
-def test_asynchronous_algorithms_ask_for_more_while_workers_wait(algorithm: Algorithm) -> None:
+def test_asynchronous_algorithms_propose_more_trials_while_workers_are_idle(algorithm: Algorithm) -> None:
     search = algorithm.start(setting(32), Trials())
     filled(search)
     search.idle(5)
@@ -92,7 +94,7 @@ def test_asynchronous_algorithms_ask_for_more_while_workers_wait(algorithm: Algo
     assert search.room() == 0
 
 
-def test_a_replayed_search_has_the_same_room() -> None:
+def test_a_replayed_search_has_room_for_as_many_trials_as_the_original_search() -> None:
     history = History(ASHA(1, 3), setting(32), Trials())
     filled(history)
     history.idle(7)
@@ -111,14 +113,14 @@ def test_hyperband_begins_as_many_cycles_as_keep_the_workers_busy(workers: int, 
     assert filled(Hyperband(1, 3, window=1).start(setting(workers), Trials())) == CYCLE
 
 
-def test_hyperband_begins_a_cycle_when_workers_join() -> None:
+def test_hyperband_begins_another_cycle_when_workers_join() -> None:
     search = Hyperband(1, 3).start(setting(1), Trials())
     assert filled(search) == CYCLE
     search.resized(9)
     assert search.room() == CYCLE
 
 
-def test_the_next_cycle_begins_before_the_last_one_is_over() -> None:
+def test_hyperband_begins_the_next_cycle_before_the_previous_cycle_has_finished() -> None:
     search = Hyperband(1, 3, window=3).start(setting(1), Trials())
     requests = []
     for index in range(CYCLE):
@@ -132,7 +134,7 @@ def test_the_next_cycle_begins_before_the_last_one_is_over() -> None:
     assert len(requests) == 2 and reports >= CYCLE
 
 
-def test_results_by_length_are_reported_as_if_each_target_had_a_worker() -> None:
+def test_results_are_reported_by_length_in_the_order_that_one_worker_per_trial_would_give() -> None:
     targets = Targets(synchronous=True, by_length=True)
     for index, step in ((0, 9), (1, 1), (2, 3), (3, 1)):
         targets.ask(index, step)
