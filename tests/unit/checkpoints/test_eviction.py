@@ -121,7 +121,7 @@ class Watched(SimulatedExecutor):
 @pytest.mark.ci
 @given(st.lists(wishes(), min_size=1, max_size=3), st.integers(0, 6), st.integers(), st.integers(1, 3))
 @settings(max_examples=20)
-def test_with_a_tiny_budget_every_answer_is_that_without_one_and_no_load_finds_its_state_gone(
+def test_a_tiny_checkpoint_budget_changes_no_metrics_and_no_worker_starts_from_an_evicted_state(
     wanted, budget, seed, batch
 ) -> None:
     choose = random.Random(seed)
@@ -182,7 +182,7 @@ def test_with_a_tiny_budget_every_answer_is_that_without_one_and_no_load_finds_i
 
 @given(wishes(), st.integers(0, 5), st.integers(1, 3))
 @settings(max_examples=15)
-def test_every_decision_keeps_the_needed_states(wanted, budget, workers) -> None:
+def test_every_eviction_keeps_all_needed_states(wanted, budget, workers) -> None:
     trials, stops = wanted
 
     class Watching(Eviction):
@@ -207,7 +207,9 @@ def test_every_decision_keeps_the_needed_states(wanted, budget, workers) -> None
 @pytest.mark.ci
 @given(wishes(), st.integers(0, 8), st.integers(1, 3), st.sampled_from([1, 2]))
 @settings(max_examples=40)
-def test_every_publication_fits_into_the_budget_unless_what_is_needed_does_not(wanted, budget, workers, every) -> None:
+def test_every_published_checkpoint_fits_into_the_budget_unless_needed_states_exceed_it(
+    wanted, budget, workers, every
+) -> None:
     trials, _ = wanted
 
     class Disk(set):
@@ -293,7 +295,7 @@ def test_a_driver_evicts_nothing_before_it_has_read_all_records() -> None:
     assert len(journal) == length + 1 and not other.plan.kept
 
 
-def test_a_start_from_a_state_that_another_driver_has_just_evicted_is_taken_back() -> None:
+def test_a_chain_is_not_started_from_a_state_that_another_driver_has_just_evicted() -> None:
     journal, shelf, one, other = two_studies()
     one.driver.ask(TrialId("one/0"), 8)
     one.requests += 1
@@ -311,7 +313,7 @@ def test_a_start_from_a_state_that_another_driver_has_just_evicted_is_taken_back
     assert one.plan.totals.steps_trained == 4 + 8  # from the beginning, and once
 
 
-def test_two_drivers_may_find_the_same_checkpoint_gone() -> None:
+def test_two_drivers_may_record_the_loss_of_the_same_checkpoint() -> None:
     journal, _, one, other = two_studies()
     one.driver.log.write([StateLost(NodeId(0), 4, "unreadable", "missing")])
     other.driver.log.write([StateLost(NodeId(0), 4, "unreadable", "missing")])
@@ -336,7 +338,7 @@ def test_a_checkpoint_is_removed_only_after_its_eviction_is_recorded() -> None:
     assert len(order) == 3 == eviction.removed and log.plan.kept_bytes == 0
 
 
-def test_a_state_that_is_saved_again_before_it_was_removed_stays() -> None:
+def test_an_evicted_state_that_is_saved_again_before_its_removal_is_not_removed() -> None:
     log, shelf = kept_line(5), Shelf()
     shelf.keys = set(log.plan.kept)
     eviction = Eviction(shelf, 5, batch=1)
@@ -348,7 +350,7 @@ def test_a_state_that_is_saved_again_before_it_was_removed_stays() -> None:
     assert shelf.keys == {again.kept.key} and eviction.removed == 4
 
 
-def test_a_state_ahead_of_a_running_chain_is_removed_only_when_the_chain_is_over() -> None:
+def test_an_evicted_state_ahead_of_a_running_chain_is_removed_only_when_the_chain_ends() -> None:
     log, shelf = kept_line(5), Shelf()
     shelf.keys = set(log.plan.kept)
     eviction = Eviction(shelf, 0)
@@ -362,7 +364,7 @@ def test_a_state_ahead_of_a_running_chain_is_removed_only_when_the_chain_is_over
     assert not shelf.keys
 
 
-def test_a_checkpoint_that_cannot_be_removed_is_logged_and_stays(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_removal_of_a_checkpoint_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     log = kept_line(2)
     eviction = Eviction(Stuck(), 0)
     with caplog.at_level(logging.WARNING, "hpstage"):
@@ -372,7 +374,7 @@ def test_a_checkpoint_that_cannot_be_removed_is_logged_and_stays(caplog: pytest.
     assert "no permission" in caplog.text and "hpstage gc" in caplog.text
 
 
-def test_needed_states_over_the_budget_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_needed_states_that_exceed_the_budget_are_kept_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     log = kept_line(3)
     log.plan.apply(started())
     log.plan.apply(proposed("study/0"))
@@ -386,7 +388,7 @@ def test_needed_states_over_the_budget_are_logged_once(caplog: pytest.LogCapture
     assert "still needed take 1 bytes" in caplog.text
 
 
-def test_without_a_budget_nothing_is_evicted() -> None:
+def test_no_state_is_evicted_without_a_checkpoint_budget() -> None:
     log = kept_line(3)
     eviction = Eviction(Shelf())
     eviction.settle(log)
@@ -436,7 +438,7 @@ def search_on_full_disk(room: int, stops: Sequence[int], *, evicting: bool = Tru
     return search
 
 
-def test_on_a_full_disk_what_is_not_needed_makes_room_and_the_search_continues() -> None:
+def test_states_that_are_not_needed_are_evicted_on_a_full_disk_and_the_search_continues() -> None:
     search = search_on_full_disk(4, [8, 8, 8])
     assert any(b"disk is full" in record for record in search.journal.read())
 
@@ -450,7 +452,7 @@ def test_a_full_disk_with_nothing_to_evict_ends_the_search() -> None:
         search_on_full_disk(4, [8, 8, 8], evicting=False)
 
 
-def test_chains_that_were_running_during_an_eviction_cause_no_further_eviction() -> None:
+def test_a_full_disk_in_a_chain_that_ran_during_an_eviction_causes_no_further_eviction() -> None:
     log, shelf = kept_line(4), Shelf()
     log.plan.apply(ChainStarted(ChainId("two"), DriverId("d"), WorkerId("w"), (Span(NodeId(0), 4, 5),), 9.0))
     eviction = Eviction(shelf)
@@ -467,7 +469,7 @@ def test_chains_that_were_running_during_an_eviction_cause_no_further_eviction()
 
 
 @pytest.mark.ci
-def test_eviction_decides_once_per_tenth_of_the_budget() -> None:
+def test_eviction_runs_once_each_time_checkpoints_grow_by_a_tenth_of_the_budget() -> None:
     plan = SearchPlan(WORKLOAD)
     plan.apply(trial(0, {"a": s.constant(1)}, 10_000))
     log, eviction = Log(plan), Eviction(Shelf(), 5_000)
@@ -481,7 +483,7 @@ def test_eviction_decides_once_per_tenth_of_the_budget() -> None:
 
 
 @pytest.mark.ci
-def test_an_exceeded_budget_is_checked_again_each_time_checkpoints_grow_by_a_share() -> None:
+def test_eviction_is_not_tried_at_every_saved_state_while_needed_states_exceed_the_budget() -> None:
     plan = SearchPlan(WORKLOAD)
     plan.apply(started())
     log, looked = Log(plan), 0
@@ -514,11 +516,11 @@ def test_an_exceeded_budget_is_checked_again_each_time_checkpoints_grow_by_a_sha
 @pytest.mark.parametrize(
     ("size", "found"), [(0, 0), (17, 17), ("17", 17), ("20 GB", 20 * 10**9), ("1.5MiB", 3 << 19), (" 5 kB ", 5000)]
 )
-def test_a_size_is_a_number_or_a_text(size: int | str, found: int) -> None:
+def test_a_checkpoint_budget_is_a_number_of_bytes_or_a_text_with_a_unit(size: int | str, found: int) -> None:
     assert BYTES.of("checkpoint_budget", size) == found
 
 
 @pytest.mark.parametrize("size", [-1, "-1", "", "GB", "20 quux", "nan", "1e999", True, 2.5, None, b"5"])
-def test_an_invalid_size_is_refused(size: object) -> None:
+def test_an_invalid_checkpoint_budget_is_refused(size: object) -> None:
     with pytest.raises(UsageError, match=r"checkpoint_budget is .*'20 GB'"):
         BYTES.of("checkpoint_budget", size)

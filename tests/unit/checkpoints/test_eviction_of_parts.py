@@ -11,7 +11,7 @@ from tests.unit.searches import trial
 PART = Part(StateKey("part-0"), 10)
 
 
-def test_a_part_is_removed_with_the_last_state_that_has_it() -> None:
+def test_a_shared_part_of_checkpoints_is_removed_with_the_last_state_that_has_it() -> None:
     log, shelf = kept_line(4, parts=(PART,)), Shelf({PART.key})
     assert log.plan.kept_bytes == 4 + 10
     eviction = Eviction(shelf)
@@ -24,7 +24,7 @@ def test_a_part_is_removed_with_the_last_state_that_has_it() -> None:
     assert (log.plan.kept_bytes, shelf.keys, eviction.removed) == (0, set(), 4)
 
 
-def test_a_part_stays_while_a_running_chain_may_save_a_state_that_has_it() -> None:
+def test_a_shared_part_of_checkpoints_stays_while_a_running_chain_may_save_a_state_with_it() -> None:
     log, shelf = kept_line(2, parts=(PART,)), Shelf({PART.key})
     eviction = Eviction(shelf, 0)
     log.plan.apply(trial(1, {"a": s.constant(2)}, 4))

@@ -120,7 +120,7 @@ def test_needed_states_are_never_evicted(states: list[KeptState], budget: int | 
 
 @pytest.mark.ci
 @given(states=forests(), budget=st.integers(0, 300))
-def test_the_budget_is_kept_or_only_needed_states_are_left(states: list[KeptState], budget: int) -> None:
+def test_evictions_meet_the_budget_unless_only_needed_states_are_left(states: list[KeptState], budget: int) -> None:
     decision = choose_evictions(states, budget)
     stay = [state for state in states if state.key not in decision.delete]
     assert decision.remaining == size_of(stay)
@@ -130,14 +130,16 @@ def test_the_budget_is_kept_or_only_needed_states_are_left(states: list[KeptStat
 
 @pytest.mark.ci
 @given(states=forests(), budget=st.integers(0, 300))
-def test_no_state_is_evicted_in_vain(states: list[KeptState], budget: int) -> None:
+def test_keeping_any_evicted_state_would_exceed_the_budget(states: list[KeptState], budget: int) -> None:
     decision = choose_evictions(states, budget)
     gone = {*decision.delete}
     assert all(size_of(s for s in states if s.key not in gone - {key}) > budget for key in decision.delete)
 
 
 @given(states=forests(most=12), budget=st.integers(0, 100))
-def test_each_choice_is_the_cheapest_per_byte_given_those_before_it(states: list[KeptState], budget: int) -> None:
+def test_evictions_equal_those_of_a_greedy_search_by_seconds_lost_per_byte(
+    states: list[KeptState], budget: int
+) -> None:
     naive = greedy_by_trying_each(states, budget)
     expected = [*naive]
     for key in reversed(naive):
@@ -148,14 +150,14 @@ def test_each_choice_is_the_cheapest_per_byte_given_those_before_it(states: list
 
 @pytest.mark.ci
 @given(states=forests(), budget=st.integers(0, 300), data=st.data())
-def test_the_decision_does_not_depend_on_the_order_of_the_states(
+def test_evictions_do_not_depend_on_the_order_of_the_states(
     states: list[KeptState], budget: int, data: st.DataObject
 ) -> None:
     assert choose_evictions(states, budget) == choose_evictions(data.draw(st.permutations(states)), budget)
 
 
 @given(states=forests(), budget=st.integers(0, 300))
-def test_deciding_again_on_what_stays_deletes_nothing(states: list[KeptState], budget: int) -> None:
+def test_deciding_again_on_the_remaining_states_frees_no_bytes(states: list[KeptState], budget: int) -> None:
     gone = set(choose_evictions(states, budget).delete)
     named = {state.key: state for state in states}
     stay = []
@@ -203,7 +205,7 @@ def gaps(same_size: bool) -> list[float]:
     return found
 
 
-def test_on_small_trees_few_more_seconds_are_lost_than_the_fewest_possible() -> None:
+def test_evictions_on_small_trees_lose_few_more_seconds_than_the_best_possible_choice() -> None:
     mixed, same = gaps(same_size=False), gaps(same_size=True)
     assert min(mixed + same) >= 0.0
     print(f"mixed sizes: mean {sum(mixed) / len(mixed):.3f}, worst {max(mixed):.3f}")  # noqa: T201 - for pytest -s
@@ -215,31 +217,31 @@ def test_on_small_trees_few_more_seconds_are_lost_than_the_fewest_possible() -> 
 # --- examples ---------------------------------------------------------------------------------------------
 
 
-def test_without_a_budget_nothing_is_evicted() -> None:
+def test_no_state_is_evicted_without_a_budget() -> None:
     assert choose_evictions([state("a", bytes=5)], None) == EvictionPlan((), remaining=5)
 
 
-def test_within_the_budget_nothing_is_evicted() -> None:
+def test_no_state_is_evicted_within_the_budget() -> None:
     assert choose_evictions([state("a"), state("b")], 20).delete == ()
 
 
-def test_the_cheapest_state_per_byte_is_evicted_first() -> None:
+def test_the_state_that_costs_the_fewest_seconds_per_byte_is_evicted_first() -> None:
     states = [state("dear", seconds=100), state("cheap", seconds=1), state("large", seconds=50, bytes=1000)]
     assert choose_evictions(states, 1010).delete == ("cheap",)
     assert choose_evictions(states, 500).delete == ("large",)
 
 
-def test_bytes_beyond_those_to_be_freed_count_for_nothing() -> None:
+def test_bytes_freed_beyond_the_excess_over_the_budget_do_not_make_a_state_cheaper() -> None:
     states = [state("dear", seconds=100), state("cheap", seconds=1), state("large", seconds=500, bytes=1000)]
     assert choose_evictions(states, 1000).delete == ("cheap", "dear")
 
 
-def test_states_that_need_not_go_are_kept_after_all() -> None:
+def test_a_state_chosen_for_eviction_is_kept_if_a_later_choice_frees_enough_bytes() -> None:
     states = [state("cheap", seconds=1), state("large", seconds=500, bytes=1000)]
     assert choose_evictions(states, 500).delete == ("large",)
 
 
-def test_an_ancestor_costs_more_once_those_below_it_are_gone() -> None:
+def test_a_state_costs_more_to_evict_after_its_descendants_are_evicted() -> None:
     # Alone, "trunk" is cheaper than "other"; but both leaves would then be trained from the beginning.
     states = [
         state("trunk", seconds=10),
@@ -250,17 +252,17 @@ def test_an_ancestor_costs_more_once_those_below_it_are_gone() -> None:
     assert choose_evictions(states, 10).delete == ("left", "right", "other")
 
 
-def test_a_state_costs_more_once_its_ancestor_is_gone() -> None:
+def test_a_state_costs_more_to_evict_after_its_ancestor_is_evicted() -> None:
     states = [state("trunk", seconds=2), state("leaf", "trunk", seconds=3), state("other", seconds=4)]
     assert choose_evictions(states, 10).delete == ("trunk", "other")  # the leaf would now be 5 seconds away
 
 
-def test_of_equal_states_the_least_recently_used_is_evicted() -> None:
+def test_the_least_recently_used_of_equal_states_is_evicted() -> None:
     states = [state("a", used=3), state("b", used=1), state("c", used=2)]
     assert choose_evictions(states, 20).delete == ("b",)
 
 
-def test_needed_states_stay_over_the_budget() -> None:
+def test_needed_states_are_kept_even_if_they_exceed_the_budget() -> None:
     decision = choose_evictions([state("a", needed=True), state("b", "a"), state("c", "b", needed=True)], 5)
     assert (decision.delete, decision.remaining) == (("b",), 20)
 
@@ -279,7 +281,7 @@ def test_states_that_do_not_form_a_forest_are_refused(states: list[KeptState], m
 
 
 @pytest.mark.ci
-def test_deciding_costs_little_for_many_states_and_for_deep_trees() -> None:
+def test_time_to_choose_evictions_grows_less_than_quadratically_also_in_deep_trees() -> None:
     draw = random.Random(0)
 
     def line(count: int) -> list[KeptState]:

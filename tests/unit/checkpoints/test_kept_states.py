@@ -119,7 +119,7 @@ def seen(states: list[KeptState]) -> dict[StateKey, tuple[StateKey | None, float
 
 @pytest.mark.ci
 @given(st.lists(wishes(), min_size=1, max_size=3), st.integers(0, 2**32), st.integers(0, 30), st.data())
-def test_parents_seconds_and_needs_are_those_of_a_walk_step_by_step(wanted, seed, turns, data) -> None:
+def test_kept_states_have_the_parents_seconds_and_needs_found_by_walking_each_trial(wanted, seed, turns, data) -> None:
     choose = random.Random(seed)
     journal, kept = MemoryJournal(), set()
     studies = [Study(f"s{i}", journal, kept, every=choose.choice([2, 3, 10**9])) for i in range(len(wanted))]
@@ -147,7 +147,7 @@ def test_parents_seconds_and_needs_are_those_of_a_walk_step_by_step(wanted, seed
 
 @given(searches(), st.integers(1, 3))
 @settings(max_examples=20)
-def test_after_a_search_nothing_is_needed(trials: list[TrialAdded], workers: int) -> None:
+def test_no_state_is_needed_after_its_search_has_ended(trials: list[TrialAdded], workers: int) -> None:
     search = Search(SimulatedExecutor(workers))
     search.driver.log.write([started(), *(proposed(added.trial) for added in trials)])
     search.run(trials, [added.steps for added in trials])
@@ -179,7 +179,7 @@ def test_the_last_state_of_an_unfinished_trial_is_needed() -> None:
     assert needed_steps(search) == []
 
 
-def test_a_trial_with_its_last_result_needs_its_state_only_if_it_will_be_the_best() -> None:
+def test_the_state_of_a_trial_with_its_final_result_is_needed_only_if_the_result_is_the_best() -> None:
     """Its end is recorded after those of lower numbers: until then, nothing but the best model is worth the room."""
     search = Search(SimulatedExecutor(1))
     search.driver.log.write([SearchStarted("study", "", ("loss",), 8, 5, "", 0.0, directions=("minimize",))])
@@ -202,7 +202,7 @@ def test_a_trial_with_its_last_result_needs_its_state_only_if_it_will_be_the_bes
     assert needed() == {1}
 
 
-def test_the_best_states_of_a_study_are_needed_for_ever() -> None:
+def test_the_state_of_the_best_trial_stays_needed_after_all_trials_have_ended() -> None:
     search = plan_of_two()
     search.driver.log.write([SearchStarted("study", "", ("a",), 8, None, "", 0.0, directions=("minimize",))])
     assert needed_steps(search) == []
@@ -212,13 +212,13 @@ def test_the_best_states_of_a_study_are_needed_for_ever() -> None:
     assert search.plan.kept[winner.key] is search.plan.known(TrialId("study/1"), 6)
 
 
-def test_trials_of_a_search_that_another_of_its_study_replaced_are_over() -> None:
+def test_states_of_unfinished_trials_are_not_needed_after_a_new_search_of_the_study_starts() -> None:
     search = plan_of_two()
     search.driver.log.write([started()])
     assert needed_steps(search) == []
 
 
-def test_trials_that_a_search_takes_over_stay_open_until_they_end() -> None:
+def test_states_of_unfinished_trials_stay_needed_if_a_new_search_takes_them_over() -> None:
     search = plan_of_two()
     search.driver.log.write([ended("study/0"), started(extends=True)])
     assert needed_steps(search) == [6]
@@ -235,7 +235,7 @@ def test_the_start_state_of_a_chain_is_needed_until_its_first_report() -> None:
     assert needed_steps(search) == []
 
 
-def test_a_state_that_a_chain_is_on_its_way_to_is_needed() -> None:
+def test_a_state_that_a_running_chain_will_reach_is_needed() -> None:
     search = plan_of_two()
     search.driver.log.write([ended("study/0"), ended("study/1")])
     node = search.plan.trials[TrialId("study/0")].last.ancestry()[0]
@@ -244,7 +244,7 @@ def test_a_state_that_a_chain_is_on_its_way_to_is_needed() -> None:
     assert needed_steps(search) == [4]
 
 
-def test_a_state_that_was_loaded_was_used() -> None:
+def test_loading_a_state_updates_the_time_of_its_last_use() -> None:
     search = plan_of_two()
     before = {state.key: state.last_used for state in kept_states(search.plan)}
     search.driver.ask(TrialId("study/0"), 8)
@@ -258,7 +258,7 @@ def test_a_state_that_was_loaded_was_used() -> None:
 
 
 @given(schedules(8))
-def test_a_trial_without_requests_needs_no_state(schedule: s.Schedule) -> None:
+def test_a_trial_without_requests_has_no_kept_states(schedule: s.Schedule) -> None:
     search = Search(SimulatedExecutor(1))
     search.driver.log.write([started(), proposed("study/0")])
     search.driver.add([trial(0, {"a": schedule}, 8)])

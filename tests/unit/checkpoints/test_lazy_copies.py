@@ -63,7 +63,9 @@ WAYS = [by_numpy, by_address, by_dlpack, by_storage, by_data, by_a_view, in_plac
 
 @pytest.mark.parametrize("write", WAYS)
 @pytest.mark.parametrize("writer", [0, 1, 2])
-def test_a_write_copies_shared_memory_first(write: Callable[[Tensor], None], writer: int) -> None:
+def test_a_write_to_one_of_several_lazy_copies_changes_no_other_copy(
+    write: Callable[[Tensor], None], writer: int
+) -> None:
     first = made()
     assert lazy_copies.allow_copies(first)
     copies = [first, lazy_copies.clone(first), lazy_copies.clone(first)]
@@ -74,7 +76,9 @@ def test_a_write_copies_shared_memory_first(write: Callable[[Tensor], None], wri
 
 
 @pytest.mark.parametrize("write", WAYS)
-def test_a_state_as_read_back_shares_what_is_frozen_until_it_is_written_to(write: Callable[[Tensor], None]) -> None:
+def test_a_reread_state_shares_memory_with_frozen_tensors_until_they_are_written_to(
+    write: Callable[[Tensor], None],
+) -> None:
     frozen, trained = made(), made()
     assert lazy_copies.allow_copies(frozen)
     found: Any = reread({"frozen": frozen, "trained": trained})
@@ -92,7 +96,7 @@ def test_a_conjugate_tensor_is_read_back_with_its_values() -> None:
 
 
 @pytest.mark.parametrize("read", [digest, clone, lambda t: t.sum(), lambda t: nn.functional.linear(t, t), Tensor.clone])
-def test_reading_copies_nothing(read: Callable[[Tensor], Any]) -> None:
+def test_reading_a_lazy_copy_does_not_copy_its_memory(read: Callable[[Tensor], Any]) -> None:
     first = made()
     assert lazy_copies.allow_copies(first)
     other = lazy_copies.clone(first)
@@ -103,7 +107,7 @@ def test_reading_copies_nothing(read: Callable[[Tensor], Any]) -> None:
 
 @pytest.mark.parametrize("view_of", [Tensor.numpy, np.from_dlpack, torch.from_dlpack])  # type: ignore[attr-defined]
 @pytest.mark.parametrize("was_lazy", [False, True])
-def test_a_tensor_whose_address_was_taken_is_not_copied_lazily(
+def test_a_tensor_with_a_numpy_or_dlpack_view_is_not_copied_lazily(
     view_of: Callable[[Tensor], Any], was_lazy: bool
 ) -> None:
     tensor = made()
@@ -153,14 +157,16 @@ OTHERS: list[Callable[[Path], Tensor]] = [
 
 @pytest.mark.parametrize("make", OTHERS)
 @pytest.mark.filterwarnings("ignore")
-def test_other_tensors_have_no_lazy_copies(make: Callable[[Path], Tensor], tmp_path: Path) -> None:
+def test_mapped_quantised_sparse_small_or_partial_tensors_have_no_lazy_copies(
+    make: Callable[[Path], Tensor], tmp_path: Path
+) -> None:
     assert not lazy_copies.allow_copies(make(tmp_path))
 
 
 @pytest.mark.parametrize(
     "turn", [lambda t: t, Tensor.t, lambda t: t.view(2, 64, 8, 16).to(memory_format=torch.channels_last)]
 )
-def test_a_copy_has_the_same_strides(turn: Callable[[Tensor], Tensor]) -> None:
+def test_a_clone_has_the_strides_and_bytes_of_the_original_tensor(turn: Callable[[Tensor], Tensor]) -> None:
     tensor = turn(made()).detach()
     lazy_copies.allow_copies(tensor)
     copy = clone({"x": tensor})["x"]  # type: ignore[index]
@@ -169,7 +175,7 @@ def test_a_copy_has_the_same_strides(turn: Callable[[Tensor], Tensor]) -> None:
     assert leaves.same_bytes(copy, tensor)
 
 
-def test_negative_zero_has_other_bytes() -> None:
+def test_same_bytes_distinguishes_negative_zero_strides_and_dtype() -> None:
     one, other = torch.zeros(SIZE, SIZE), torch.zeros(SIZE, SIZE)
     assert leaves.same_bytes(one, other)
     other[3, 3] = -0.0
@@ -178,20 +184,20 @@ def test_negative_zero_has_other_bytes() -> None:
     assert not leaves.same_bytes(one, one.double())
 
 
-def test_a_conjugate_tensor_differs_from_the_tensor_that_shares_its_memory() -> None:
+def test_same_bytes_distinguishes_conjugate_and_negative_views_from_their_tensor() -> None:
     one = torch.randn(SIZE, dtype=torch.complex64)
     for tensor, view in ((one, one.conj()), (one.real.clone(), one.real.clone()._neg_view())):
         assert leaves.same_bytes(tensor, tensor.clone())
         assert not leaves.same_bytes(tensor, view) and not leaves.same_bytes(view, tensor)
 
 
-def test_the_address_of_a_part_is_that_of_its_first_element() -> None:
+def test_the_address_of_a_slice_of_a_tensor_is_that_of_its_first_element() -> None:
     whole = torch.randn(10, 4096)
     for part in (whole[3], whole[3:], whole.view(-1)[5:], whole[2].requires_grad_(), whole.view(torch.int16)[1]):
         assert lazy_copies.address_of(part) == part.data_ptr()
 
 
-def test_parts_of_one_memory_have_their_own_bytes() -> None:
+def test_each_row_of_a_tensor_has_its_own_digest_and_bytes() -> None:
     whole = torch.randn(10, 4096)
     for part in whole:
         assert digest(part) == digest(part.clone())

@@ -20,13 +20,13 @@ LOG = StageLog(3, 7, {"loss": Series([3, 4, 6], [0.5, math.inf, -0.0])}, "printe
 
 
 @given(st.dictionaries(st.text(), st.lists(st.tuples(st.integers(0, 2**40), st.floats()))), st.text())
-def test_a_log_comes_back(values: dict[str, list[tuple[int, float]]], output: str) -> None:
+def test_an_encoded_stage_log_is_decoded_unchanged(values: dict[str, list[tuple[int, float]]], output: str) -> None:
     series = {name: Series([at for at, _ in points], [v for _, v in points]) for name, points in values.items()}
     log = StageLog(0, 9, series, output)
     assert repr(decode(encode(log, KEY, "w"), KEY, "w", "here")) == repr(log)
 
 
-def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
+def test_decoding_a_stage_log_with_a_changed_byte_or_a_cut_end_raises() -> None:
     content = encode(LOG, KEY, "workload")
     for index in range(len(content)):
         damaged = content[:index] + bytes([content[index] ^ 4]) + content[index + 1 :]
@@ -36,7 +36,7 @@ def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
             decode(content[:index], KEY, "workload", "here")
 
 
-def test_a_log_of_another_state_or_workload_is_refused() -> None:
+def test_a_stage_log_of_another_state_or_workload_is_refused() -> None:
     content = encode(LOG, KEY, "workload")
     with pytest.raises(CheckpointCorrupt, match="another state"):
         decode(content, StateKey("b" * 32), "workload", "here")
@@ -44,14 +44,14 @@ def test_a_log_of_another_state_or_workload_is_refused() -> None:
         decode(content, KEY, "other", "here")
 
 
-def test_a_log_with_columns_of_unequal_length_is_refused() -> None:
+def test_a_stage_log_whose_steps_and_values_differ_in_length_is_refused() -> None:
     content = msgspec.msgpack.encode({"start": 0, "stop": 1, "series": {"a": {"steps": [0], "values": []}}})
     with pytest.raises(msgspec.ValidationError, match="1 steps and 0 values"):
         msgspec.msgpack.decode(content, type=StageLog)
 
 
 @pytest.mark.usefixtures("own_files")
-def test_a_folder_leaves_nothing_else_behind_and_no_key_leads_out_of_it(tmp_path: Path) -> None:
+def test_saving_a_stage_log_writes_one_file_and_refuses_keys_that_are_paths(tmp_path: Path) -> None:
     store = FolderCheckpoints(tmp_path / "checkpoints", "workload")
     store.save_log(KEY, LOG)
     assert [str(path.relative_to(store.path)) for path in store.path.rglob("*") if path.is_file()] == [
