@@ -52,7 +52,7 @@ def begun() -> Search:
     ],
     ids=["ended", "died", "joined"],
 )
-def test_a_driver_declared_dead_does_not_wait_again_for_reports_it_has(happen, left) -> None:
+def test_a_driver_declared_dead_keeps_the_workers_that_its_last_reports_left_alive(happen, left) -> None:
     search = begun()
     happen(search.executor)
     search.executor.happens = lambda reports: search.journal.append([encode(DriverLeft(ME, 0.0, "gone"))])
@@ -61,7 +61,9 @@ def test_a_driver_declared_dead_does_not_wait_again_for_reports_it_has(happen, l
     assert sorted(search.driver.abandon()) == left
 
 
-def test_a_late_report_of_an_ended_chain_does_not_bench_its_worker(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_late_report_of_an_ended_chain_does_not_exclude_its_worker_from_new_chains(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     search = begun()
     late = ChainEnded(ChainId("an earlier one"), WorkerId("sim-0"), "cut_off", 1.0, message="no such mount")
     search.executor.happens = lambda reports: reports.insert(0, late)
@@ -70,7 +72,7 @@ def test_a_late_report_of_an_ended_chain_does_not_bench_its_worker(caplog: pytes
     assert not caplog.records
 
 
-def test_a_trial_with_requests_cannot_be_replaced() -> None:
+def test_a_trial_with_requested_steps_cannot_be_added_again_with_other_schedules() -> None:
     search = Search(SimulatedExecutor(1))
     search.driver.add([TRIAL])
     search.driver.ask(TRIAL.trial, 8)
@@ -81,7 +83,7 @@ def test_a_trial_with_requests_cannot_be_replaced() -> None:
 
 
 @pytest.mark.ci
-def test_a_tree_may_be_hundreds_of_nodes_deep() -> None:
+def test_a_stage_tree_may_be_600_nodes_deep() -> None:
     search = Search(SimulatedExecutor(1))
     # Each branches from the one before it at its last step.
     trials = [

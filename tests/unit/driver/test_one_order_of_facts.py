@@ -85,7 +85,7 @@ class Interleaved(MemoryJournal):
 
 @pytest.mark.ci
 @given(st.lists(searches(), min_size=2, max_size=3), st.integers(), st.integers(0, 6))
-def test_drivers_that_interrupt_each_other_and_a_stranger_see_the_same_plan_field_by_field(wishes, seed, budget):
+def test_plans_of_interleaved_drivers_equal_the_plan_read_from_the_journal_in_every_field(wishes, seed, budget):
     choose = random.Random(seed)
     journal, shelf = Interleaved(), Shelf()
     studies = [
@@ -150,7 +150,7 @@ def compare(studies: list[Study], journal: MemoryJournal, *, everybody: bool = T
                 assert [state.ref for state in study.plan.open_targets.wanted_by(driver)] == wanted
 
 
-def test_the_test_of_interrupting_drivers_includes_refused_appends() -> None:
+def test_appends_of_drivers_that_interrupt_each_other_are_sometimes_refused() -> None:
     """Else it would show little."""
     refused = 0
     for seed in range(5):
@@ -198,7 +198,7 @@ def test_a_fact_that_contradicts_the_plan_is_not_written(fact, error) -> None:
         study.turn()
 
 
-def test_a_request_is_folded_once_it_is_written() -> None:
+def test_requested_steps_enter_the_plan_only_when_they_are_written_to_the_journal() -> None:
     study = Study("s", MemoryJournal(), set())
     added = TrialAdded(TrialId("s/0"), {"a": s.constant(1)}, 8)
     study.driver.add([added])

@@ -79,7 +79,7 @@ def outcome(result: hpstage.Result) -> list[object]:
 @pytest.mark.ci
 @pytest.mark.parametrize("silent", [False, True], ids=["buried", "lease taken"])
 @pytest.mark.parametrize("algorithm", [None, SuccessiveHalving(min_steps=4, reduction_factor=2)])
-def test_a_search_whose_driver_was_wrongly_declared_dead_ends_undisturbed(algorithm, silent, caplog):
+def test_a_search_whose_driver_was_wrongly_declared_dead_ends_with_unchanged_results(algorithm, silent, caplog):
     undisturbed = search(MemoryJournal(), algorithm)
     journal = MemoryJournal()
     burial = Burial(journal, {1, 4, 5, 9}, silent=silent)
@@ -93,14 +93,14 @@ def test_a_search_whose_driver_was_wrongly_declared_dead_ends_undisturbed(algori
     assert not found.plan.chains
 
 
-def test_an_asynchronous_search_continues_too() -> None:
+def test_an_asynchronous_search_continues_after_its_driver_was_wrongly_declared_dead() -> None:
     journal = MemoryJournal()
     found = search(journal, ASHA(min_steps=4, reduction_factor=2), callbacks=[Burial(journal, {2}, silent=False)])
     assert all(trial.state.is_finished() for trial in found.study.trials)
     assert found.plan.totals.steps_trained == merged(found.plan).steps_unique
 
 
-def test_a_study_that_another_process_drives_by_then_is_left_to_it() -> None:
+def test_a_driver_wrongly_declared_dead_raises_if_another_process_now_drives_its_study() -> None:
     journal = MemoryJournal()
 
     def take_over(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
@@ -133,7 +133,9 @@ class Losing(MemoryJournal):
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("claim", [1, 3])
-def test_a_chain_that_could_not_be_claimed_is_not_waited_for(claim: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_search_ends_with_unchanged_results_if_the_claim_of_a_chain_fails_once(
+    claim: int, caplog: pytest.LogCaptureFixture
+) -> None:
     undisturbed = search(MemoryJournal(), None)
     journal = Losing(claim)
     with caplog.at_level(logging.WARNING, "hpstage"):

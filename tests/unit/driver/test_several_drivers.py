@@ -114,7 +114,7 @@ def test_concurrent_drivers_train_every_unique_step_once(wishes, seed):
 
 @pytest.mark.ci
 @given(st.lists(searches(), min_size=2, max_size=2), st.integers(), st.integers(1, 12))
-def test_a_driver_that_dies_is_replaced_by_the_other_once_it_is_declared_gone(wishes, seed, when):
+def test_a_driver_completes_its_trials_after_another_driver_of_the_plan_is_declared_dead(wishes, seed, when):
     journal, kept = MemoryJournal(), set()
     choose = random.Random(seed)
     dying, other = (Study(name, journal, kept) for name in ("dying", "other"))
@@ -131,7 +131,7 @@ def test_a_driver_that_dies_is_replaced_by_the_other_once_it_is_declared_gone(wi
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_driver_sees_the_same_plan(seed: int) -> None:
+def test_three_concurrent_drivers_end_with_equal_plans(seed: int) -> None:
     choose = random.Random(seed)
     journal, kept = MemoryJournal(), set()
     studies = [Study(f"s{i}", journal, kept) for i in range(3)]
@@ -160,7 +160,7 @@ def test_every_driver_sees_the_same_plan(seed: int) -> None:
 
 @pytest.mark.ci
 @given(searches(), searches(), st.integers(), st.integers(0, 12))
-def test_a_driver_that_is_done_leaves_and_the_other_continues_from_its_states(mine, theirs, seed, when):
+def test_a_driver_trains_no_step_again_after_another_driver_has_finished_and_left(mine, theirs, seed, when):
     journal, kept = MemoryJournal(), set()
     choose = random.Random(seed)
     leaving, other = (Study(name, journal, kept) for name in ("leaving", "other"))
@@ -179,7 +179,7 @@ def test_a_driver_that_is_done_leaves_and_the_other_continues_from_its_states(mi
     assert final.totals.steps_wasted == 0
 
 
-def test_a_driver_that_is_done_does_not_stay_for_requests_of_others() -> None:
+def test_a_driver_with_all_its_results_stops_training_the_requests_of_other_drivers() -> None:
     journal, kept = MemoryJournal(), set()
     leaving, other = (Study(name, journal, kept, workers=1) for name in ("leaving", "other"))
     trial = TrialAdded(TrialId("0"), {"a": s.constant(1)}, 1000)
@@ -195,7 +195,7 @@ def test_a_driver_that_is_done_does_not_stay_for_requests_of_others() -> None:
 
 
 @pytest.mark.parametrize("newcomer", [False, True])
-def test_steps_that_another_driver_is_about_to_train_are_left_to_it(newcomer: bool) -> None:
+def test_a_driver_does_not_train_steps_ahead_of_a_running_chain_of_another_driver(newcomer: bool) -> None:
     # A chain of another's over steps 0 to 4 of a node, which then continues to 8 of the same.
     journal = MemoryJournal()
     trials = [TrialAdded(TrialId(name), {"a": s.constant(1)}, 8) for name in ("t", "u")]
@@ -227,7 +227,7 @@ def test_steps_that_another_driver_is_about_to_train_are_left_to_it(newcomer: bo
 
 
 @pytest.mark.parametrize("newcomer", [False, True])
-def test_a_kept_state_that_two_drivers_want_evaluated_is_evaluated_once(newcomer: bool) -> None:
+def test_a_kept_state_whose_evaluation_two_drivers_request_is_evaluated_once(newcomer: bool) -> None:
     journal, kept = MemoryJournal(), set[StateKey]()
     one, other = (Study(name, journal, kept, workers=1, every=4, evaluate_seconds=1.0) for name in ("one", "other"))
     trial = TrialAdded(TrialId("0"), {"a": s.constant(1)}, 8)
@@ -248,7 +248,7 @@ def test_a_kept_state_that_two_drivers_want_evaluated_is_evaluated_once(newcomer
     assert one.plan.totals.evaluations == 2
 
 
-def test_concurrent_drivers_agree_that_a_stage_fails_and_a_later_one_tries_again() -> None:
+def test_a_failed_stage_fails_for_concurrent_drivers_and_is_trained_again_by_a_later_driver() -> None:
     journal, kept = MemoryJournal(), set[StateKey]()
     line = [TrialAdded(TrialId("0"), {"a": s.constant(1), "b": s.constant(1)}, 8)]
     first = Study("first", journal, kept)

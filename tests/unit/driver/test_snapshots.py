@@ -52,7 +52,9 @@ def grow(store: MemoryJournal, plan, records: int) -> None:
     plan.cursor = plan.cursor.after([encode(fact) for fact in facts])
 
 
-def test_a_snapshot_is_due_when_enough_has_come_since_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_is_written_each_time_the_journal_has_grown_by_a_fixed_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(snapshots, "LEAST", 10)
     store = Slow()
     plan = open_plan(store, WORKLOAD, {})
@@ -74,7 +76,9 @@ def test_a_snapshot_is_due_when_enough_has_come_since_the_last_one(monkeypatch: 
     assert opened.restored == store.written[-1] and opened.position == plan.position
 
 
-def test_the_plan_continues_while_a_snapshot_is_written_and_the_next_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_grows_while_a_snapshot_is_written_and_the_next_snapshot_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(snapshots, "LEAST", 10)
     store = Slow()
     plan = open_plan(store, WORKLOAD, {})
@@ -95,7 +99,7 @@ def test_the_plan_continues_while_a_snapshot_is_written_and_the_next_waits(monke
     assert store.written == [21, 1021]
 
 
-def test_a_store_that_refuses_snapshots_costs_nothing_but_them(
+def test_a_search_succeeds_when_its_store_cannot_write_snapshots(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Refusing(MemoryJournal):
@@ -136,7 +140,7 @@ def outcome(result: hpstage.Result) -> object:
 
 
 @pytest.mark.ci
-def test_a_later_call_opens_the_plan_from_the_snapshot_of_an_earlier_one_with_the_same_results(
+def test_a_later_search_that_opens_the_plan_from_a_snapshot_has_the_results_without_snapshots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
@@ -157,7 +161,7 @@ def test_a_later_call_opens_the_plan_from_the_snapshot_of_an_earlier_one_with_th
     assert found[0] == found[1]
 
 
-def test_of_several_running_drivers_only_the_first_writes_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_of_several_running_drivers_writes_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "LEAST", 1)
     monkeypatch.setattr(snapshots, "GROWTH", 0.0)
     store = MemoryJournal()
@@ -205,7 +209,7 @@ test_snapshots.optimize(sys.argv[1], n_trials=1000)
 
 
 @pytest.mark.ci
-def test_a_driver_that_is_killed_as_it_writes_a_snapshot_loses_nothing_acknowledged(tmp_path: Path) -> None:
+def test_a_store_stays_usable_after_a_driver_is_killed_while_it_writes_a_snapshot(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     done = subprocess.run([sys.executable, "-c", KILLED, str(folder)], cwd=Path(__file__).parents[3])
     assert done.returncode == -signal.SIGKILL
