@@ -55,13 +55,13 @@ def search(trainable: object, space: Any = space, **options: Any) -> hpstage.Res
     return hpstage.optimize(study, trainable, space, **(settings | {"store": MemoryJournal()} | options))
 
 
-def test_executors_are_recognised_by_their_methods() -> None:
+def test_bundling_trainables_are_recognised_by_their_methods() -> None:
     assert isinstance(Tapes(Tape()), Bundling)
     assert not isinstance(Tape(), Bundling)
 
 
 @pytest.mark.parametrize("algorithm", [FullTraining(), SuccessiveHalving(2, 2), ASHA(2, 2)], ids=repr)
-def test_a_bundle_trains_as_a_worker_with_one_slot(algorithm: Algorithm) -> None:
+def test_a_worker_with_several_slots_gives_the_values_of_a_worker_with_one_slot(algorithm: Algorithm) -> None:
     tapes = Tapes(Tape())
     bundled, single = search(tapes, algorithm=algorithm), search(Tape(), algorithm=algorithm)
     validate(bundled.plan)
@@ -87,13 +87,13 @@ def test_a_worker_with_several_slots_counts_as_one_worker() -> None:
     assert "disk" not in {fact.source for fact in facts if isinstance(fact, StateReached)}
 
 
-def test_seconds_of_a_step_are_divided_among_its_members() -> None:
+def test_worker_seconds_of_trials_trained_together_do_not_exceed_the_makespan() -> None:
     result = search(Tapes(Tape()))
     savings = result.savings
     assert 0 < savings.worker_seconds <= savings.makespan
 
 
-def test_a_failing_member_does_not_fail_the_other_members() -> None:
+def test_a_failed_trial_does_not_fail_trials_that_are_trained_together_with_it() -> None:
     tapes = Tapes(Failing())
     result = search(tapes, lambda trial: {"a": s.piecewise({0: 1, 3: [2, 7, 3][trial.number]})}, n_trials=3)
     assert [trial.state for trial in result.study.trials] == [TrialState.COMPLETE, TrialState.FAIL, TrialState.COMPLETE]
@@ -117,7 +117,7 @@ def widths_of(facts: Iterable[Fact]) -> list[int | str]:
     return found
 
 
-def test_more_chains_are_trained_side_by_side_as_that_is_found_to_pay() -> None:
+def test_a_worker_trains_more_chains_together_if_measured_step_times_show_a_gain() -> None:
     tapes, journal = Tapes(Tape(), each=0.1), MemoryJournal()
     result = search(tapes, executor=hpstage.InlineExecutor(), store=journal)
     begun = widths_of(read_facts(journal))
@@ -129,7 +129,7 @@ def test_more_chains_are_trained_side_by_side_as_that_is_found_to_pay() -> None:
 
 
 @pytest.mark.ci
-def test_chains_are_trained_one_by_one_once_more_are_found_not_to_pay() -> None:
+def test_a_worker_trains_chains_one_by_one_if_two_together_are_measured_to_be_slower() -> None:
     tapes, journal = Tapes(Tape(), each=100.0), MemoryJournal()
     result = search(tapes, executor=hpstage.InlineExecutor(), store=journal)
     begun = widths_of(read_facts(journal))
@@ -139,7 +139,7 @@ def test_chains_are_trained_one_by_one_once_more_are_found_not_to_pay() -> None:
     assert [trial.value for trial in result.study.trials] == [trial.value for trial in search(Tape()).study.trials]
 
 
-def test_a_resumed_search_uses_what_was_learnt(tmp_path: Path) -> None:
+def test_a_resumed_search_uses_the_step_times_measured_before(tmp_path: Path) -> None:
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=3))
     here: dict[str, Any] = {"study": study, "executor": hpstage.InlineExecutor(), "store": tmp_path / "store"}
     first, again = Tapes(Tape(), each=0.1), Tapes(Tape(), each=0.1)
@@ -150,7 +150,9 @@ def test_a_resumed_search_uses_what_was_learnt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [1, 12, *(pytest.param(at, marks=pytest.mark.slow) for at in (5, 20, 33))])
-def test_an_interrupted_bundle_resumes(at: int, tmp_path: Path) -> None:
+def test_a_search_interrupted_while_trials_train_together_resumes_with_unchanged_values(
+    at: int, tmp_path: Path
+) -> None:
     options: dict[str, Any] = {"store": tmp_path / "store"}
     storage = f"sqlite:///{tmp_path}/study.db"
 
@@ -174,7 +176,7 @@ def test_an_interrupted_bundle_resumes(at: int, tmp_path: Path) -> None:
     assert [trial.value for trial in result.study.trials] == [trial.value for trial in expected.study.trials]
 
 
-def test_a_chain_that_killed_a_worker_trains_without_others_until_it_has_passed_that_step() -> None:
+def test_each_chain_of_a_worker_that_died_is_trained_next_on_a_worker_without_other_chains() -> None:
     """Otherwise its companions would be blamed with it."""
     plan = open_plan(MemoryJournal(), WORKLOAD, {})
     scheduler = Scheduler(plan, checkpoint_every=10**9)

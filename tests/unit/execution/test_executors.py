@@ -30,7 +30,7 @@ class TestSimulatedExecutor(ExecutorContract):
         return lambda: AuditingExecutor(self.n_workers, audit_seconds=0.0)
 
 
-def test_an_executor_of_a_plugin_with_the_old_name_of_slots_still_works_with_a_warning() -> None:
+def test_an_executor_with_the_deprecated_name_of_slots_works_with_a_warning() -> None:
     with pytest.warns(DeprecationWarning, match="Old.lanes is deprecated; call it slots"):
 
         class Old(InlineExecutor):

@@ -42,7 +42,7 @@ def reached(reports: list[ChainReport]) -> list[StateReached]:
     return [report.reached for report in reports if isinstance(report, BoundaryReached)]
 
 
-def test_the_next_chain_starts_from_a_state_that_was_loaded_while_this_one_trained(tmp_path: Path) -> None:
+def test_a_chain_starts_from_a_state_loaded_in_the_background_during_the_previous_chain(tmp_path: Path) -> None:
     kept_by_another(tmp_path, 3, 6)
     fetched = threading.Event()
     store = Watched(tmp_path, {key(6): fetched.set})
@@ -58,7 +58,7 @@ def test_the_next_chain_starts_from_a_state_that_was_loaded_while_this_one_train
     assert [(of, name == "hpstage-fetch") for of, name in store.loaded] == [(key(3), False), (key(6), True)]
 
 
-def test_a_state_needed_while_it_is_loaded_is_waited_for_and_not_loaded_twice(tmp_path: Path) -> None:
+def test_a_state_needed_while_it_loads_in_the_background_is_not_loaded_twice(tmp_path: Path) -> None:
     kept_by_another(tmp_path, 6)
     wanted = threading.Event()
     store = Watched(tmp_path, {key(6): waits(wanted)})
@@ -70,7 +70,7 @@ def test_a_state_needed_while_it_is_loaded_is_waited_for_and_not_loaded_twice(tm
     assert len(store.loaded) == 1
 
 
-def test_a_state_needed_before_its_turn_is_not_loaded_twice_either(tmp_path: Path) -> None:
+def test_a_state_needed_before_its_background_load_starts_is_not_loaded_in_the_background(tmp_path: Path) -> None:
     kept_by_another(tmp_path, 3, 6)
     go_on = threading.Event()
     store = Watched(tmp_path, {key(3): waits(go_on)})
@@ -82,7 +82,7 @@ def test_a_state_needed_before_its_turn_is_not_loaded_twice_either(tmp_path: Pat
     assert [of for of, _ in store.loaded] == [key(3)]
 
 
-def test_only_the_latest_expectation_counts(tmp_path: Path) -> None:
+def test_a_new_list_of_expected_states_replaces_the_previous_list(tmp_path: Path) -> None:
     kept_by_another(tmp_path, 2, 4, 6)
     go_on = threading.Event()
     store = Watched(tmp_path, {key(2): waits(go_on)})
@@ -100,7 +100,7 @@ def test_only_the_latest_expectation_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [CheckpointMissing, CheckpointCorrupt, CheckpointUnreachable, MemoryError])
-def test_a_state_that_cannot_be_fetched_fails_only_the_chain_that_needs_it(
+def test_a_state_that_cannot_be_loaded_in_the_background_fails_only_the_chain_that_needs_it(
     error: type[Exception], tmp_path: Path
 ) -> None:
     kept_by_another(tmp_path, 3)
@@ -125,7 +125,7 @@ def test_a_state_that_cannot_be_fetched_fails_only_the_chain_that_needs_it(
         assert isinstance(end, ChainEnded) and end.outcome == "unreadable"
 
 
-def test_a_store_without_background_access_is_not_used_in_the_background(tmp_path: Path) -> None:
+def test_a_store_that_forbids_background_access_is_read_only_by_the_training_thread(tmp_path: Path) -> None:
     kept_by_another(tmp_path, 3)
 
     class Drawing(Watched):

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
-def test_a_search_takes_one_state_more_than_training_without_it(tmp_path: Path) -> None:
+def test_a_search_with_large_states_takes_the_memory_of_plain_training_plus_one_state(tmp_path: Path) -> None:
     """States of 2 GB, of which a budget of 3 GB holds one."""
     available = HostMemory().available()
     if available is None or available < 14e9:

@@ -41,7 +41,9 @@ ORDERS: dict[str, Callable[[Control], None]] = {
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_an_order_that_arrives_at_the_last_boundary_of_a_chain_does_not_fail_it(order: str, tmp_path: Path) -> None:
+def test_a_pause_stop_or_amendment_at_the_last_boundary_of_a_chain_does_not_fail_the_chain(
+    order: str, tmp_path: Path
+) -> None:
     played: Any = None
     subject = Ordered(lambda: ORDERS[order](played.control))
     played = Played(as_trainable(subject), FolderCheckpoints(tmp_path, StateKey("w" * 32)), background=False)

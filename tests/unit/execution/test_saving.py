@@ -120,7 +120,7 @@ def steps(reports: list[ChainReport]) -> list[int]:
     return [report.reached.step for report in reports if isinstance(report, BoundaryReached)]
 
 
-def test_training_continues_while_a_state_is_written_and_the_state_is_that_of_its_step(tmp_path: Path) -> None:
+def test_training_continues_while_a_state_is_written_without_changing_the_written_state(tmp_path: Path) -> None:
     trained_on = threading.Event()
     store = Shaky(tmp_path, {key(3): waits(trained_on)})
     played = Played(Sums({6: trained_on.set}), store, background=True)
@@ -133,7 +133,7 @@ def test_training_continues_while_a_state_is_written_and_the_state_is_that_of_it
     assert store.manifest(key(8)).parent == key(3)
 
 
-def test_reports_are_given_in_order_once_their_states_are_durable(tmp_path: Path) -> None:
+def test_reports_are_sent_in_order_and_only_after_their_states_are_written(tmp_path: Path) -> None:
     """Also of boundaries that keep no state."""
     go_on, looked = threading.Event(), threading.Event()
     store = Shaky(tmp_path, {key(3): waits(go_on)})
@@ -153,7 +153,7 @@ def test_reports_are_given_in_order_once_their_states_are_durable(tmp_path: Path
     assert steps(seen + reports) == [2, 3, 5, 8]
 
 
-def test_a_bounded_number_of_states_waits_to_be_written(tmp_path: Path) -> None:
+def test_training_waits_while_two_states_are_queued_for_writing(tmp_path: Path) -> None:
     """Training stands still instead, also while the store is away."""
     at, stood = [0], threading.Event()
     store = Shaky(tmp_path, {key(1): waits(stood)})
@@ -174,15 +174,15 @@ def test_a_bounded_number_of_states_waits_to_be_written(tmp_path: Path) -> None:
     assert store.saved == [key(step) for step in range(1, 10)]
 
 
-def test_states_larger_than_the_queue_are_written_one_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_larger_than_the_write_queue_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saving, "_BYTES", 1)
     store = Shaky(tmp_path)
     assert steps(Played(Sums(), store, background=True).run(chain("c", 5, 1, 2, 3))) == [1, 2, 3, 5]
 
 
-def test_states_are_written_where_no_memory_is_left_to_prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_are_written_if_memory_for_preparing_them_cannot_be_allocated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def room(leaf: object, value: object) -> object:
         raise MemoryError("Unable to allocate 160 kB")
 
@@ -192,7 +192,7 @@ def test_states_are_written_where_no_memory_is_left_to_prepare(tmp_path: Path, m
     assert store.saved == [key(step) for step in (1, 2, 3, 5)]
 
 
-def test_copies_are_freed_once_they_are_written(tmp_path: Path) -> None:
+def test_copies_of_written_states_are_freed_without_the_garbage_collector(tmp_path: Path) -> None:
     """At once: until Python looks for cycles, a search could fill the memory with them."""
     copies: list[weakref.ref[np.ndarray]] = []
 
@@ -223,7 +223,7 @@ class Filled(HostMemory):
         return self.requests < 4
 
 
-def test_where_memory_is_short_states_are_written_without_a_copy_and_reports_are_the_same(tmp_path: Path) -> None:
+def test_reports_are_unchanged_if_memory_is_too_short_to_copy_states_for_background_writes(tmp_path: Path) -> None:
     stops = chain("c", 9, *range(1, 9))
     at_once = Played(Sums(), Shaky(tmp_path / "a"), background=False).run(stops)
     live = LiveCache(memory=Filled())
@@ -236,7 +236,7 @@ def test_where_memory_is_short_states_are_written_without_a_copy_and_reports_are
     assert len(live) < 9
 
 
-def test_a_state_that_is_live_already_is_written_as_it_is_now(tmp_path: Path) -> None:
+def test_the_trained_state_is_written_even_if_the_live_cache_holds_another_under_its_key(tmp_path: Path) -> None:
     """Otherwise a difference from what was trained before would not be found out."""
     live = LiveCache()
     live.put(key(4), {"array": np.full(Sums.size, 7.0)})
@@ -264,7 +264,7 @@ def test_small_states_are_written_by_the_training_thread(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("error", [CheckpointFull("no room"), CheckpointUnreachable("no mount")])
-def test_a_state_that_cannot_be_written_ends_its_chain_there_whatever_was_trained_since(
+def test_a_state_that_cannot_be_written_ends_its_chain_and_later_steps_count_as_wasted(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PatientStore.__init__, "__kwdefaults__", {"patience": 0.0})
@@ -285,7 +285,7 @@ def test_a_state_that_cannot_be_written_ends_its_chain_there_whatever_was_traine
     assert store.saved == [key(2)], "what comes after it is not written: its parent is missing"
 
 
-def test_an_error_of_training_comes_after_the_states_before_it(tmp_path: Path) -> None:
+def test_an_error_of_training_is_reported_after_the_states_before_it(tmp_path: Path) -> None:
     def boom() -> None:
         failed.set()
         raise ZeroDivisionError("in step 5")
@@ -300,7 +300,7 @@ def test_an_error_of_training_comes_after_the_states_before_it(tmp_path: Path) -
     assert end.failure is not None and "in step 5" in end.failure.summary
 
 
-def test_a_failed_write_before_an_error_of_training_is_the_stores_failure(tmp_path: Path) -> None:
+def test_a_failed_write_before_an_error_of_training_is_reported_instead_of_the_error(tmp_path: Path) -> None:
     """Nobody knows of the state from which that step was trained."""
 
     def boom() -> None:
@@ -319,7 +319,7 @@ def test_a_failed_write_before_an_error_of_training_is_the_stores_failure(tmp_pa
     assert (end.outcome, end.failure, end.wasted_steps) == ("full", None, 3)
 
 
-def test_an_end_of_training_is_reported_with_its_last_state(tmp_path: Path) -> None:
+def test_stop_training_is_reported_with_the_last_state(tmp_path: Path) -> None:
     ended = threading.Event()
 
     def stop() -> None:
@@ -355,7 +355,7 @@ def test_a_pause_does_not_cancel_background_writes(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.ci
-def test_closing_leaves_nothing_half_written_and_gives_no_more_reports(tmp_path: Path) -> None:
+def test_closing_a_bundle_leaves_no_half_written_file_and_sends_no_more_reports(tmp_path: Path) -> None:
     closed = threading.Event()
     store = Shaky(tmp_path, {key(3): waits(closed)})
     played = Played(Sums({5: lambda: played.bundle.pause()}), store, background=True)
@@ -369,7 +369,7 @@ def test_closing_leaves_nothing_half_written_and_gives_no_more_reports(tmp_path:
     assert played.given() == [] and files_of(tmp_path) == []
 
 
-def test_the_seconds_of_a_chain_are_those_of_its_worker(tmp_path: Path) -> None:
+def test_seconds_of_background_writes_during_training_are_not_counted_twice(tmp_path: Path) -> None:
     """Seconds of writing during training are not counted twice; the wait for the last state is."""
     trained_on = threading.Event()
     store = Shaky(tmp_path, {key(3): waits(trained_on), key(8): lambda: threading.Event().wait(0.3)})
@@ -402,7 +402,7 @@ class Led(Sums):
         return 0.0
 
 
-def test_the_wait_for_the_last_state_is_counted_for_each_worker_of_a_gang(tmp_path: Path) -> None:
+def test_the_wait_for_the_last_write_is_counted_for_each_worker_of_a_gang(tmp_path: Path) -> None:
     """So that the chain has begun when it has."""
     store = Shaky(tmp_path, {key(2): lambda: time.sleep(0.6)})
     trains: list[float] = []
@@ -413,7 +413,7 @@ def test_the_wait_for_the_last_state_is_counted_for_each_worker_of_a_gang(tmp_pa
     assert reached.began <= trains[0] + 0.2
 
 
-def test_what_a_gang_has_trained_after_a_lost_state_is_counted_once_for_each_worker(tmp_path: Path) -> None:
+def test_wasted_seconds_of_a_gang_after_a_failed_write_are_counted_for_each_worker(tmp_path: Path) -> None:
     store = Shaky(tmp_path, {key(2): raises(CheckpointFull("no room"))})
     pauses = Led({0: lambda: time.sleep(0.3)})
     before = time.perf_counter()
@@ -434,7 +434,7 @@ FAILURES = st.dictionaries(
 @pytest.mark.ci
 @pytest.mark.parametrize("ending", ["", "boom", "stop"])
 @given(marks=st.sets(st.integers(1, 11), max_size=8), bare=st.sets(st.integers(1, 11)), failures=FAILURES)
-def test_background_writes_give_the_reports_and_states_of_synchronous_ones(
+def test_background_writes_give_the_reports_and_states_of_synchronous_writes(
     ending: str, marks: set[int], bare: set[int], failures: dict[int, str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     def stop() -> None:
@@ -464,7 +464,7 @@ def test_background_writes_give_the_reports_and_states_of_synchronous_ones(
         assert run_chain(background=True) == run_chain(background=False)
 
 
-def test_background_writes_draw_no_random_numbers_of_training(tmp_path: Path) -> None:
+def test_background_writes_do_not_change_random_numbers_of_training(tmp_path: Path) -> None:
     drawn: dict[bool, list[float]] = {}
 
     class Draws(Sums):
@@ -500,6 +500,6 @@ with writer.changed:
 """
 
 
-def test_a_process_ends_once_its_states_are_written_and_does_not_wait_for_more() -> None:
+def test_a_process_with_an_unfinished_background_write_ends_without_errors() -> None:
     ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "prepared\n", "")

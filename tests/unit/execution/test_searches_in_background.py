@@ -66,7 +66,9 @@ def states_of(journal: MemoryJournal) -> dict[str, str | None]:
 @pytest.mark.ci
 @pytest.mark.parametrize("bundled", [False, True], ids=["single", "bundled"])
 @pytest.mark.parametrize("algorithm", [FullTraining(), SuccessiveHalving(2, 2), ASHA(2, 2)], ids=repr)
-def test_a_search_with_background_writes_finds_the_same_states(algorithm: Algorithm, bundled: bool) -> None:
+def test_a_search_with_background_writes_saves_the_same_states_as_with_synchronous_writes(
+    algorithm: Algorithm, bundled: bool
+) -> None:
     journals = MemoryJournal(), MemoryJournal()
     found = []
     for journal, executor in zip(journals, (BackgroundExecutor(), hpstage.InlineExecutor()), strict=True):
@@ -85,7 +87,7 @@ def test_a_search_with_background_writes_finds_the_same_states(algorithm: Algori
 
 @pytest.mark.ci
 @pytest.mark.parametrize("at", [9, pytest.param(20, marks=pytest.mark.slow)])
-def test_an_interrupted_search_resumes(at: int, tmp_path: Path) -> None:
+def test_an_interrupted_search_with_background_writes_resumes_with_unchanged_values(at: int, tmp_path: Path) -> None:
     blown = Tapes(Tape())
     blown.touch = Fuse(at).touch
     options: dict[str, Any] = {"store": tmp_path / "store", "storage": f"sqlite:///{tmp_path}/study.db"}

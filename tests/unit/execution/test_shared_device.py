@@ -59,14 +59,14 @@ class OutOfMemoryError(RuntimeError):
     """Named as torch's is, which needs a GPU to be raised."""
 
 
-def test_a_device_with_room_is_tried_out_with_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shared_device_with_enough_memory_is_tried_out_with_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SHARERS, "3")
     trainable, device = Steps(), Device(3 * GIB)
     see_room(trainable, {"x": 1}, device)
     assert (trainable.steps, device.counted) == (1, 1)
 
 
-def test_a_worker_that_has_its_device_to_itself_tries_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_with_its_own_device_trains_no_step_to_measure_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SHARERS, raising=False)
     trainable = Steps()
     see_room(trainable, {"x": 1}, Device(20 * GIB))
@@ -82,7 +82,7 @@ def test_a_worker_that_has_its_device_to_itself_tries_nothing_out(monkeypatch: p
         (Stacked(), 6 * GIB, "training 2 models together, .*at most 1 fit.*smaller max_stacked"),
     ],
 )
-def test_too_many_workers_are_refused_with_the_largest_number_that_fits(
+def test_too_many_workers_on_a_device_are_refused_naming_the_largest_number_that_fits(
     trainable: Steps, taken: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SHARERS, "4")
@@ -90,7 +90,7 @@ def test_too_many_workers_are_refused_with_the_largest_number_that_fits(
         see_room(trainable, {"x": 1}, Device(taken))
 
 
-def test_models_that_are_trained_as_one_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_stacked_models_is_measured_in_one_step_of_all_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SHARERS, raising=False)
     trainable = Stacked()
     see_room(trainable, {"x": 1}, Device(9 * GIB))
@@ -99,6 +99,8 @@ def test_models_that_are_trained_as_one_are_counted_together(monkeypatch: pytest
         see_room(trainable, {"x": 1}, Device(11 * GIB))
 
 
-def test_other_errors_of_the_trial_step_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_other_than_out_of_memory_are_ignored_when_device_memory_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(SHARERS, "2")
     see_room(Steps(ValueError("no such label")), {"x": 1}, Device(GIB))

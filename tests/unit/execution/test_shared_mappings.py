@@ -47,7 +47,9 @@ def of_a_mapped_file(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("made", [without_a_file, of_multiprocessing, of_a_tensor, of_a_mapped_file])
-def test_the_parent_does_not_see_what_a_fork_writes(made: Callable[[Path], Any], tmp_path: Path) -> None:
+def test_writes_of_a_forked_process_to_shared_memory_do_not_reach_its_parent(
+    made: Callable[[Path], Any], tmp_path: Path
+) -> None:
     shared = made(tmp_path)
     shared[0], shared[-1] = 1, 2
 
@@ -60,7 +62,7 @@ def test_the_parent_does_not_see_what_a_fork_writes(made: Callable[[Path], Any],
     assert (shared[0], shared[-1]) == (1, 2)
 
 
-def test_a_fork_sees_the_content_at_the_time_it_was_made() -> None:
+def test_a_forked_process_sees_shared_memory_as_it_was_at_the_fork() -> None:
     """This holds even if it reads much later."""
     shared = mmap.mmap(-1, 8)
     shared[0] = 1
@@ -74,7 +76,7 @@ def test_a_fork_sees_the_content_at_the_time_it_was_made() -> None:
     os.close(goes)
 
 
-def test_two_mappings_of_the_same_memory_share_it_in_a_fork_too() -> None:
+def test_two_mappings_of_the_same_memory_still_share_it_in_a_forked_process() -> None:
     first = shared_memory.SharedMemory(create=True, size=16)
     second = shared_memory.SharedMemory(first.name)
     assert first.buf is not None
@@ -95,7 +97,7 @@ def test_two_mappings_of_the_same_memory_share_it_in_a_fork_too() -> None:
         first.unlink()
 
 
-def test_processes_of_a_fork_share_with_it() -> None:
+def test_a_child_of_a_forked_process_shares_memory_with_that_process_only() -> None:
     shared = mmap.mmap(-1, 8)
 
     def write() -> None:
@@ -111,7 +113,7 @@ def test_processes_of_a_fork_share_with_it() -> None:
     assert shared[0] == 0
 
 
-def test_of_a_mapped_file_that_was_cut_the_fork_has_what_is_left(tmp_path: Path) -> None:
+def test_a_forked_process_has_the_remaining_pages_of_a_truncated_mapped_file(tmp_path: Path) -> None:
     shared = np.memmap(tmp_path / "mapped", np.uint8, "w+", shape=(2 * mmap.PAGESIZE,))
     shared[0] = 3
     os.truncate(tmp_path / "mapped", mmap.PAGESIZE)
@@ -124,7 +126,7 @@ def test_of_a_mapped_file_that_was_cut_the_fork_has_what_is_left(tmp_path: Path)
     assert shared[0] == 3
 
 
-def test_memory_too_large_to_copy_is_named_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_with_too_much_shared_memory_to_copy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit on copies is exceeded, so the fork does nothing."""
     done = tmp_path / "done"
     shared = np.memmap(tmp_path / "mapped", np.uint8, "w+", shape=(2 * mmap.PAGESIZE,))
@@ -138,7 +140,7 @@ def test_memory_too_large_to_copy_is_named_in_the_error(tmp_path: Path, monkeypa
     assert not done.exists()
 
 
-def test_a_fork_that_hangs_while_it_copies_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_raises_if_copying_shared_memory_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = mmap.mmap(-1, 8)
     waits, goes = os.pipe()
     monkeypatch.setattr(fork, "_PATIENCE", 0.05)
@@ -149,7 +151,7 @@ def test_a_fork_that_hangs_while_it_copies_is_ended(monkeypatch: pytest.MonkeyPa
     os.close(goes)
 
 
-def test_devices_and_queues_are_not_content() -> None:
+def test_mappings_of_devices_and_kernel_queues_have_no_content_to_copy() -> None:
     assert not shared_mappings._has_content(b"/dev/null")
     assert not shared_mappings._has_content(b"/dev/nvidia0-that-is-not-here")
     assert not shared_mappings._has_content(b"anon_inode:[io_uring]")

@@ -44,7 +44,7 @@ def search_on(cluster: SimulatedCluster, trials: list[TrialAdded], every: int = 
     ),
     st.booleans(),
 )
-def test_whatever_becomes_of_workers_every_trial_has_the_same_metrics(
+def test_metrics_are_unchanged_when_simulated_workers_are_slow_or_taken_away(
     trials: list[TrialAdded], workers: int, disruptions: Disruptions, elastic: bool
 ) -> None:
     _, undisturbed = search_on(SimulatedCluster(workers), trials, every=1)
@@ -56,7 +56,7 @@ def test_whatever_becomes_of_workers_every_trial_has_the_same_metrics(
     assert disturbed.most <= workers
 
 
-def test_workers_with_notice_lose_nothing_and_others_lose_steps_since_the_last_checkpoint() -> None:
+def test_workers_waste_seconds_only_if_they_are_taken_away_without_notice() -> None:
     distinct = len(histories(LONG, [100] * len(LONG)))
     spot = {"lifetime_seconds": 150.0, "replace_seconds": 5.0}
     noticed, _ = search_on(SimulatedCluster(4, disruptions=Disruptions(notice_seconds=5.0, **spot)), LONG)
@@ -66,14 +66,14 @@ def test_workers_with_notice_lose_nothing_and_others_lose_steps_since_the_last_c
     assert unnoticed.plan.totals.steps_trained == distinct  # those lost were never reported
 
 
-def test_a_notice_shorter_than_a_step_has_no_effect() -> None:
+def test_a_worker_with_a_notice_shorter_than_a_step_wastes_seconds() -> None:
     only = [trial(0, {"a": s.constant(1)}, 30)]
     cluster = SimulatedCluster(1, disruptions=Disruptions(lifetime_seconds=25.0, notice_seconds=0.3, replace_seconds=1))
     search, found = search_on(cluster, only, every=5)
     assert found and search.plan.totals.wasted_seconds
 
 
-def test_slow_workers_take_and_are_allocated_for_longer_by_their_factor() -> None:
+def test_slow_workers_train_and_are_allocated_longer_by_their_slowdown_factor() -> None:
     only = [trial(0, {"a": s.constant(1)}, 30)]
     search, _ = search_on(SimulatedCluster(1, disruptions=Disruptions(slow=1.0, slowdown=4.0)), only, every=100)
     assert search.plan.totals.train_seconds == pytest.approx(120.0)
@@ -89,7 +89,7 @@ def test_disruptions_of_a_worker_depend_only_on_its_number_and_the_seed() -> Non
     assert 900 < sum(one.of(number).slowness == 3.0 for number in range(2000)) < 1100
 
 
-def test_a_worker_is_allocated_until_it_is_taken_away_and_its_successor_from_its_request() -> None:
+def test_a_worker_is_allocated_until_taken_away_and_its_replacement_as_soon_as_requested() -> None:
     disruptions = Disruptions(lifetime_seconds=50.0, replace_seconds=20.0, seed=3)
     cluster = SimulatedCluster(1, disruptions=disruptions)
     lives = [disruptions.of(number).lifetime for number in range(3)]
@@ -112,7 +112,7 @@ def test_a_worker_is_allocated_until_it_is_taken_away_and_its_successor_from_its
         {"replace_seconds": math.inf},
     ],
 )
-def test_impossible_disruptions_are_refused_by_name(bad: dict[str, float]) -> None:
+def test_invalid_settings_of_disruptions_are_refused_by_name(bad: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=next(iter(bad))):
         Disruptions(**bad)
 
@@ -167,7 +167,7 @@ def test_searches_that_arrive_over_time_share_workers_and_train_every_unique_ste
     assert distinct / workers <= cluster.now <= distinct + 0.1  # the workers are those of all
 
 
-def test_a_later_search_gets_the_present_workers_and_an_ended_one_stops_no_other() -> None:
+def test_a_second_search_gets_the_present_workers_and_keeps_them_when_the_first_search_ends() -> None:
     cluster = SimulatedCluster(2)
     first = SimulatedExecutor(cluster)
     assert len(first.wait(None)) == 2

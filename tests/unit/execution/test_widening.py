@@ -46,7 +46,7 @@ def fixed(each: float) -> Callable[[int], float]:
 
 
 @pytest.mark.parametrize("slots", [2, 6, 8])
-def test_the_number_of_chains_is_doubled_until_all_slots_are_used(slots: int) -> None:
+def test_the_number_of_chains_trained_together_grows_until_all_slots_are_used(slots: int) -> None:
     steps = Steps(fixed(0.1), slots)
     assert steps.train_as_many_as_allowed() == slots
     known = steps.widening.times
@@ -56,7 +56,7 @@ def test_the_number_of_chains_is_doubled_until_all_slots_are_used(slots: int) ->
     assert steps.reports == len(known.seconds) - 1
 
 
-def test_a_number_of_chains_that_does_not_pay_is_dropped_at_once() -> None:
+def test_a_number_of_chains_trained_together_without_gain_is_dropped_within_60_steps() -> None:
     steps = Steps(fixed(1.0))
     assert steps.train_as_many_as_allowed() == 1
     assert steps.trained.keys() == {1, 2} and steps.trained[2] < 60
@@ -65,7 +65,7 @@ def test_a_number_of_chains_that_does_not_pay_is_dropped_at_once() -> None:
     assert steps.widening.times.widest == 4 and steps.trained[4] < 60
 
 
-def test_few_steps_are_compared_if_a_step_takes_long() -> None:
+def test_twelve_steps_are_enough_to_compare_numbers_of_chains_if_a_step_takes_long() -> None:
     steps = Steps(lambda number: 60.0)
     steps.train([*"ab"], steps=11)
     assert steps.reports == 0
@@ -73,7 +73,7 @@ def test_few_steps_are_compared_if_a_step_takes_long() -> None:
     assert steps.widening.times == StepTimes(((1, 1.0), (2, 1.0)))
 
 
-def test_a_smaller_increase_is_tried_if_no_further_chains_arrive() -> None:
+def test_three_chains_are_trained_together_if_no_fourth_chain_arrives() -> None:
     steps = Steps(fixed(0.1))
     steps.train([*"ab"], 100)
     steps.train([*"abc"], 40)
@@ -82,7 +82,7 @@ def test_a_smaller_increase_is_tried_if_no_further_chains_arrive() -> None:
     assert steps.widening.times.best == 3 and steps.widening.times.allowed(8) == 6
 
 
-def test_a_temporarily_slow_machine_does_not_change_the_decision() -> None:
+def test_a_temporarily_slow_machine_does_not_change_how_many_chains_train_together() -> None:
     """It may be slow for as long as one of the numbers is trained."""
     steps = Steps(fixed(0.1))
     for step in range(120):
@@ -91,7 +91,7 @@ def test_a_temporarily_slow_machine_does_not_change_the_decision() -> None:
     assert steps.widening.times.best == 2
 
 
-def test_chains_that_cannot_be_stacked_decide_nothing_for_others() -> None:
+def test_chains_that_cannot_be_stacked_do_not_decide_for_chains_that_can() -> None:
     steps = Steps(fixed(0.1), most=1)
     steps.train([*"ab"], 100)
     assert steps.reports == 0 and not steps.widening.measures
@@ -100,7 +100,7 @@ def test_chains_that_cannot_be_stacked_decide_nothing_for_others() -> None:
     assert steps.widening.times.best == 2
 
 
-def test_short_chains_are_compared_only_with_themselves() -> None:
+def test_step_times_are_compared_only_within_the_same_chains() -> None:
     """Every other pair has steps that take a hundred times as long."""
     steps = Steps(fixed(0.1))
     for number in range(12):
@@ -111,7 +111,7 @@ def test_short_chains_are_compared_only_with_themselves() -> None:
 
 
 @pytest.mark.parametrize("length", [4, 6, 10, 17])
-def test_several_chains_shorter_than_a_comparison_are_enough_to_decide(length: int) -> None:
+def test_several_short_chains_are_enough_to_decide_how_many_train_together(length: int) -> None:
     """As where they end at the rounds of an algorithm."""
     steps = Steps(fixed(0.1))
     for number in range(12):
@@ -129,7 +129,7 @@ def test_measurements_of_other_workers_are_not_repeated() -> None:
     assert steps.widening.times.best == 8
 
 
-def test_the_plan_decides_if_workers_have_measured_differently() -> None:
+def test_step_times_of_the_plan_replace_different_times_measured_by_a_worker() -> None:
     steps = Steps(fixed(1.0))
     steps.widening.learn(((1, 1.0), (2, 3.0)))  # in vain, as this worker has found
     steps.widening.learn(((1, 1.0), (2, 1.1)))  # as the plan has it, from another
