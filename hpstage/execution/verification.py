@@ -276,8 +276,9 @@ class ForkVerification:
         close = getattr(self._trainable, "close", None)
         if close is not None:
             close()  # to begin as in a fresh process
+        measuring = hasattr(self._trainable, "announce")
         try:
-            self._load()
+            self._load(again=measuring)
             loaded = {path for path, _, _ in differences(self._at_fork, portrait_of(self._trainable))}
         except Exception as error:
             if is_out_of_memory(error):
@@ -310,7 +311,7 @@ class ForkVerification:
         if different and different[0][0] == _STATE and pickles:
             now = dict(pickles_in(self._trainable.state_dict()))
             found.pickle = next((path for path, content in pickles.items() if now.get(path) != content), None)
-        if not different and hasattr(self._trainable, "announce"):
+        if not different and measuring:
             self._compare_measuring(found)
         return found
 
@@ -326,9 +327,10 @@ class ForkVerification:
         found.differences = _causes(by_likely_cause(_but_locals(self._straight), _but_locals(now)))
         found.by_measuring = bool(found.differences)
 
-    def _load(self) -> None:
+    def _load(self, *, again: bool = False) -> None:
+        """Load the state. It is copied if it will be loaded ``again``, since a trainable may keep what it loads."""
         self._trainable.setup(self._initial)
-        self._trainable.load_state_dict(reread(self._state))
+        self._trainable.load_state_dict(reread(self._state) if again else self._state)
 
 
 def _refusal(what: str, error: Exception) -> str:
