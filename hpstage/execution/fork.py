@@ -23,6 +23,8 @@ from hpstage.execution.held import has_own_work, held_by
 from hpstage.execution.lifetime import die_with
 from hpstage.execution.shared_mappings import make_own, obstacle_in, shared_mappings
 from hpstage.training.adapter import Adapter
+from hpstage.training.capture.class_dicts import find_classes
+from hpstage.training.code.registrations import registered
 from hpstage.training.identity import accelerators
 
 _NOT_KEPT = os.O_CREAT | os.O_EXCL | os.O_TRUNC
@@ -127,6 +129,7 @@ def forked(work: Callable[[], object], channel: int) -> int:
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # a stream may be the user's object
             stream.flush()
+    _search_classes()
     why = obstacle_in(shared := shared_mappings())
     if why:
         raise OSError(errno.ENOMEM, why)
@@ -140,6 +143,12 @@ def forked(work: Callable[[], object], channel: int) -> int:
     finally:
         os.close(copied)
         os.close(theirs)
+
+
+def _search_classes() -> None:
+    """Search all classes here, where the results are kept. A fork that searches them copies each page it reads."""
+    find_classes()
+    registered()
 
 
 def _forked(work: Callable[[], object], channel: int, copied: int) -> int:

@@ -58,6 +58,11 @@ class ClassDicts:
         self.put_back()
 
 
+def find_classes() -> None:
+    """Search the classes for such dicts now rather than when they are restored."""
+    _sharing(frozenset(sys.modules))
+
+
 def _found() -> Iterator[Shared]:
     for kind, names in _sharing(frozenset(sys.modules)):
         own = vars(kind)
