@@ -153,7 +153,7 @@ def search(study: optuna.Study, journal: MemoryJournal, **options: Any) -> None:
 @pytest.mark.parametrize("after", [1, 4, 6])
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.ci_one_in(2)
-def test_another_process_continues_with_the_same_proposals(
+def test_a_search_resumed_with_a_fresh_sampler_makes_the_proposals_of_an_uninterrupted_search(
     name: str, after: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     def stop(study: optuna.Study, trial: FrozenTrial) -> None:
@@ -174,7 +174,7 @@ def test_another_process_continues_with_the_same_proposals(
 
 
 @pytest.mark.parametrize(("make", "times"), [(lambda: RandomSampler(seed=1), 1), (lambda: Counting(1), 2)])
-def test_the_state_is_recorded_once_for_each_trial_if_nothing_else_changes_it(
+def test_the_state_of_an_optuna_sampler_is_recorded_once_per_trial_and_of_a_custom_one_twice(
     make: Callable[[], BaseSampler], times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sampler of the user's may be changed by a callback, too."""
@@ -238,7 +238,7 @@ def used(values: Any) -> Any:
     ],
     ids=["list", "dict", "number", "tuple", "iterator", "array", "text", "deque", "object", "subclass", "set"],
 )
-def test_what_changes_and_is_not_kept_is_named_once(
+def test_an_attribute_of_a_sampler_that_changes_and_cannot_be_saved_is_logged_once(
     first: Any, change: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     search(optuna.create_study(sampler=Changing(first, change)), MemoryJournal())
@@ -286,7 +286,7 @@ class Subclass(TPESampler):
     pass
 
 
-def test_settings_are_those_of_the_process_that_resumes(caplog: pytest.LogCaptureFixture) -> None:
+def test_restoring_the_state_of_a_sampler_does_not_change_its_settings(caplog: pytest.LogCaptureFixture) -> None:
     first = Subclass(seed=1, n_startup_trials=3)
     study, journal = optuna.create_study(sampler=first), MemoryJournal()
     search(study, journal)
@@ -296,7 +296,7 @@ def test_settings_are_those_of_the_process_that_resumes(caplog: pytest.LogCaptur
     assert "does not keep" not in caplog.text
 
 
-def test_unchanged_numbers_are_not_written_again() -> None:
+def test_the_recorded_state_of_a_sampler_has_only_numbers_that_changed_since_the_last_record() -> None:
     sampler = Counting(0)
     state = SamplerState(sampler)
     assert state.take() == {}
@@ -305,6 +305,6 @@ def test_unchanged_numbers_are_not_written_again() -> None:
     assert state.take() == {}
 
 
-def test_a_grid_of_many_points_is_not_looked_through() -> None:
+def test_the_recorded_state_of_a_grid_sampler_leaves_out_its_grid_points() -> None:
     grid = optuna.samplers.GridSampler({"a": range(100), "b": range(100)}, seed=1)
     assert all("_all_grids" not in path for path in SamplerState(grid).take())

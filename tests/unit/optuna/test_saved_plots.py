@@ -75,7 +75,7 @@ def dots(plot: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_the_dashboard_serves_the_tree_with_a_line_for_each_branch_and_a_dot_for_each_evaluated_state(
+def test_optuna_dashboard_serves_a_line_for_each_branch_and_a_dot_for_each_evaluated_state(
     tmp_path: Path,
 ) -> None:
     result = searched(tmp_path)
@@ -97,7 +97,7 @@ def test_the_dashboard_serves_the_tree_with_a_line_for_each_branch_and_a_dot_for
     assert set(ends) <= set(lines)
 
 
-def test_trials_are_named_where_the_pointer_is(tmp_path: Path) -> None:
+def test_hover_texts_of_the_saved_stage_tree_name_all_trials(tmp_path: Path) -> None:
     result = searched(tmp_path, n_trials=4)
     save_stage_tree(result)
     texts = "<br>".join(dots(served(result.study)[STAGE_TREE])["text"]).split("<br>")
@@ -105,14 +105,14 @@ def test_trials_are_named_where_the_pointer_is(tmp_path: Path) -> None:
     assert named == {"0", "1", "2", "3"}
 
 
-def test_the_plot_has_no_background_of_its_own(tmp_path: Path) -> None:
+def test_the_saved_stage_tree_has_a_transparent_background(tmp_path: Path) -> None:
     result = searched(tmp_path, n_trials=1)
     save_stage_tree(result)
     layout = served(result.study)[STAGE_TREE]["layout"]
     assert layout["paper_bgcolor"] == layout["plot_bgcolor"] == layout["modebar"]["bgcolor"] == "rgba(0,0,0,0)"
 
 
-def test_saving_again_replaces_the_plot(tmp_path: Path) -> None:
+def test_saving_the_stage_tree_again_replaces_the_saved_plot(tmp_path: Path) -> None:
     save_stage_tree(searched(tmp_path, n_trials=2))
     first = served(searched(tmp_path, n_trials=1).study)
     again = searched(tmp_path)
@@ -122,7 +122,7 @@ def test_saving_again_replaces_the_plot(tmp_path: Path) -> None:
     assert first != second
 
 
-def test_names_are_not_markup_of_plotly(tmp_path: Path) -> None:
+def test_names_in_the_saved_stage_tree_are_escaped_for_plotly(tmp_path: Path) -> None:
     result = searched(tmp_path, metric=HOSTILE)
     save_stage_tree(result)
     plot = served(result.study)[STAGE_TREE]
@@ -133,13 +133,15 @@ def test_names_are_not_markup_of_plotly(tmp_path: Path) -> None:
     assert not any("<b>" in text or "$" in text for text in labels + written)
 
 
-def test_values_that_are_not_numbers_have_no_dot(tmp_path: Path) -> None:
+def test_states_with_infinite_values_have_no_dot_in_the_saved_stage_tree(tmp_path: Path) -> None:
     result = searched(tmp_path, value=math.inf)
     save_stage_tree(result)
     assert dots(served(result.study)[STAGE_TREE])["x"] == []
 
 
-def test_without_optuna_dashboard_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_the_stage_tree_without_optuna_dashboard_raises_with_the_package_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     result = searched(tmp_path, n_trials=1)
     monkeypatch.setitem(sys.modules, "optuna_dashboard", None)
     with pytest.raises(UsageError, match=r"pip install \"hpstage\[optuna-dashboard\]\""):

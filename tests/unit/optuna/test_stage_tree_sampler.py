@@ -136,7 +136,9 @@ def conditional(trial: Any) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize("known", [{}, {"space": conditional, "steps": STEPS}], ids=["order", "space"])
 @pytest.mark.parametrize("base", list(BASES))
-def test_radius_0_equals_the_base_sampler_in_every_bit_and_draw(base: str, known: dict[str, Any]) -> None:
+def test_a_stage_tree_sampler_with_radius_0_proposes_and_draws_exactly_as_its_base_sampler(
+    base: str, known: dict[str, Any]
+) -> None:
     make, n_trials = BASES[base]
     alone, wrapped = make(7), StageTreeSampler(make(7), radius=0, **known)
     assert params(search(wrapped, conditional, n_trials)) == params(search(alone, conditional, n_trials))
@@ -149,9 +151,7 @@ def test_radius_0_equals_the_base_sampler_in_every_bit_and_draw(base: str, known
 
 @settings(max_examples=15)
 @given(seed=st.integers(0, 1000), radius=st.floats(0.01, 1.0))
-def test_no_value_is_moved_further_than_what_it_saves_allows_and_the_last_to_matter_not_at_all(
-    seed: int, radius: float
-) -> None:
+def test_values_move_at_most_by_the_scaled_radius_and_the_last_parameter_never_moves(seed: int, radius: float) -> None:
     base = Recorded(seed)
     study = search(StageTreeSampler(base, radius=radius, space=staged, steps=STEPS), staged, 25)
     trials = study.get_trials(deepcopy=False)
@@ -167,7 +167,9 @@ def test_no_value_is_moved_further_than_what_it_saves_allows_and_the_last_to_mat
 
 @settings(max_examples=15)
 @given(seed=st.integers(0, 1000), radius=st.floats(0.02, 1.0))
-def test_each_trial_shares_the_most_steps_that_the_radius_allows_with_an_earlier_one(seed: int, radius: float) -> None:
+def test_each_trial_shares_the_most_steps_that_the_radius_allows_with_an_earlier_trial(
+    seed: int, radius: float
+) -> None:
     base = Recorded(seed)
     study = search(StageTreeSampler(base, radius=radius, space=staged, steps=STEPS), staged, 25)
     trials = study.get_trials(deepcopy=False)
@@ -191,7 +193,7 @@ def test_each_trial_shares_the_most_steps_that_the_radius_allows_with_an_earlier
         assert shared == max(possible)
 
 
-def test_no_trial_repeats_another_even_when_everything_is_within_the_radius() -> None:
+def test_no_trial_repeats_another_trial_even_if_all_trials_are_within_the_radius() -> None:
     known = StageTreeSampler(RandomSampler(seed=1), radius=1.0, space=staged, steps=STEPS)
     assert len({tuple(sorted(trial.items())) for trial in params(search(known, staged, 60))}) == 60
 
@@ -203,13 +205,13 @@ def test_no_trial_repeats_another_even_when_everything_is_within_the_radius() ->
         assert len({trial["b"] for trial in params(search(StageTreeSampler(base, radius=1.0), two, 60))}) == 60
 
 
-def test_all_share_one_trunk_when_everything_is_within_the_radius() -> None:
+def test_all_trials_share_their_first_steps_if_all_are_within_the_radius() -> None:
     study = search(StageTreeSampler(RandomSampler(seed=1), radius=1.0, space=trunk, steps=STEPS), trunk, 11)
     assert len({trial["a"] for trial in params(study)}) == 1
     assert len({trial["b"] for trial in params(study)}) == 11
 
 
-def test_nothing_is_moved_where_all_parameters_matter_from_the_first_step_on() -> None:
+def test_no_value_is_moved_if_all_parameters_matter_from_the_first_step() -> None:
     def space(trial: Any) -> Mapping[str, Any]:
         return {"lr": trial.suggest_float("lr", 0, 1), "wd": trial.suggest_float("wd", 0, 1)}
 
@@ -218,7 +220,7 @@ def test_nothing_is_moved_where_all_parameters_matter_from_the_first_step_on() -
     assert params(study) == list(base.proposed.values())
 
 
-def test_categories_are_never_changed_and_trials_of_another_category_lend_nothing() -> None:
+def test_categories_are_never_changed_and_values_are_borrowed_only_within_a_category() -> None:
     def space(trial: Any) -> Mapping[str, Any]:
         return {"optimizer": trial.suggest_categorical("optimizer", ["sgd", "adam", "lion"]), **trunk(trial)}
 
@@ -230,7 +232,7 @@ def test_categories_are_never_changed_and_trials_of_another_category_lend_nothin
     assert len({trial["a"] for trial in trials}) == 3
 
 
-def test_a_value_that_says_when_something_happens_matters_from_then_on() -> None:
+def test_a_parameter_that_sets_a_milestone_matters_from_the_earliest_milestone_within_the_radius() -> None:
     def space(trial: Any) -> Mapping[str, Any]:
         drop = trial.suggest_int("drop", 10, 90)
         return {"lr": s.piecewise({0: 1.0, drop: trial.suggest_float("low", 0.0, 0.5)})}
@@ -241,7 +243,7 @@ def test_a_value_that_says_when_something_happens_matters_from_then_on() -> None
     assert begins(space, STEPS, {"drop": 10, "low": 0.1}, numbers, 0.01) == {"drop": 10, "low": 10}
 
 
-def test_what_a_metric_decides_by_matters_from_the_first_step_at_which_it_can() -> None:
+def test_parameters_of_a_plateau_schedule_matter_from_the_first_step_that_they_can_change() -> None:
     def space(trial: Any) -> Mapping[str, Any]:
         factor, patience = trial.suggest_float("factor", 0.1, 0.9), trial.suggest_int("patience", 1, 9)
         plateau = s.plateau(trial.suggest_float("lr", 0.1, 1.0), factor=factor, patience=patience, every=5)
@@ -285,7 +287,7 @@ def test_the_base_samplers_proposal_is_kept_if_the_space_fails_for_nearby_values
         study.tell(trial, 0.0)
 
 
-def test_values_are_borrowed_from_running_and_pruned_trials_but_not_from_failed_and_forked_ones() -> None:
+def test_values_are_borrowed_from_running_and_pruned_but_not_from_failed_or_forked_trials() -> None:
     def begun_as(state: TrialState, reported: int | None = None, *, fork: bool = False) -> int:
         sampler = StageTreeSampler(RandomSampler(seed=5), radius=1.0, space=staged, steps=STEPS)
         study = optuna.create_study(sampler=sampler)
@@ -309,7 +311,7 @@ def test_values_are_borrowed_from_running_and_pruned_trials_but_not_from_failed_
     assert begun_as(TrialState.PRUNED, 31) == 60
 
 
-def test_fixed_parameters_keep_their_values_and_count_when_a_companion_is_sought() -> None:
+def test_enqueued_values_are_kept_and_other_values_do_not_repeat_those_of_earlier_trials() -> None:
     study = optuna.create_study(sampler=StageTreeSampler(RandomSampler(seed=5), radius=1.0, space=trunk, steps=STEPS))
     by_hand: list[Params] = [{"a": 0.3}, {"a": 0.4}, {"a": 0.3}, {"b": 0.5}, {"a": 0.5, "b": 0.5}]
     trials = []
@@ -323,7 +325,7 @@ def test_fixed_parameters_keep_their_values_and_count_when_a_companion_is_sought
     assert trials[3]["a"] not in (0.3, 0.4)  # where b is fixed, a is the last that is free
 
 
-def test_conditional_spaces_share_within_a_branch() -> None:
+def test_trials_of_a_conditional_space_share_first_steps_with_trials_of_the_same_category() -> None:
     def space(trial: Any) -> Mapping[str, Any]:
         if trial.suggest_categorical("kind", ["one", "two"]) == "one":
             return trunk(trial)
@@ -336,7 +338,7 @@ def test_conditional_spaces_share_within_a_branch() -> None:
 
 
 @pytest.mark.parametrize("base", list(BASES))
-def test_searches_over_any_sampler_run_and_share(base: str) -> None:
+def test_a_stage_tree_sampler_shares_values_over_every_base_sampler(base: str) -> None:
     make, n_trials = BASES[base]
     for known in ({}, {"space": conditional, "steps": STEPS}):
         study = search(StageTreeSampler(make(7), radius=0.5, **known), conditional, n_trials)
@@ -346,7 +348,7 @@ def test_searches_over_any_sampler_run_and_share(base: str) -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_search_through_the_front_door_trains_what_is_shared_once(seed: int, tmp_path: Path) -> None:
+def test_optimize_with_a_stage_tree_sampler_trains_shared_steps_once(seed: int, tmp_path: Path) -> None:
     sampler = StageTreeSampler(TPESampler(seed=seed, n_startup_trials=5), space=staged, steps=STEPS)
     result = hpstage.optimize(
         study := optuna.create_study(sampler=sampler),
@@ -378,7 +380,7 @@ def in_order(trial: Any) -> None:
 @pytest.mark.parametrize("multivariate", [False, True])
 @settings(max_examples=5)
 @given(seed=st.integers(0, 100))
-def test_without_a_space_parameters_matter_in_the_order_of_suggestion(multivariate: bool, seed: int) -> None:
+def test_parameters_matter_in_the_order_of_suggestion_if_no_space_is_given(multivariate: bool, seed: int) -> None:
     base = TPESampler(seed=seed, n_startup_trials=4, multivariate=multivariate)
     trials = params(search(StageTreeSampler(base, radius=1.0), in_order, 14))
     assert len({trial["z"] for trial in trials}) <= 4  # three are a third of the range apart
@@ -391,7 +393,7 @@ def test_without_a_space_parameters_matter_in_the_order_of_suggestion(multivaria
         )  # borrowed only where what comes before is equal
 
 
-def test_a_plain_optimize_loop_with_several_threads_works() -> None:
+def test_a_stage_tree_sampler_shares_values_in_study_optimize_with_four_threads() -> None:
     study = optuna.create_study(sampler=StageTreeSampler(TPESampler(seed=3), radius=0.5))
 
     def objective(trial: Trial) -> float:
@@ -402,7 +404,7 @@ def test_a_plain_optimize_loop_with_several_threads_works() -> None:
     assert len({trial["z"] for trial in params(study)}) < 30
 
 
-def test_a_list_that_another_thread_read_earlier_takes_nothing_back() -> None:
+def test_an_outdated_list_of_trials_from_another_thread_removes_no_known_parameters() -> None:
     study = optuna.create_study(sampler=RandomSampler(seed=0))
     running = study.ask({"a": FloatDistribution(0, 1)})
     earlier = study.get_trials()
@@ -416,7 +418,7 @@ def test_a_list_that_another_thread_read_earlier_takes_nothing_back() -> None:
     assert found is not None and found.trial.params == running.params
 
 
-def test_a_companion_keeps_its_parameters_whatever_other_threads_read() -> None:
+def test_a_found_companion_trial_keeps_its_parameters_while_another_thread_reads_trials() -> None:
     study = optuna.create_study(sampler=RandomSampler(seed=0))
     study.tell(study.ask({"a": FloatDistribution(0, 1), "b": FloatDistribution(0, 1)}), 0.0)
     running = study.ask({"a": FloatDistribution(0, 1)})
@@ -454,7 +456,7 @@ def test_values_borrowed_from_earlier_trials_are_in_the_new_range() -> None:
 
 
 @pytest.mark.parametrize("known", [{}, {"space": staged, "steps": STEPS}], ids=["order", "space"])
-def test_a_search_interrupted_at_any_trial_resumes_with_the_same_proposals(known: dict[str, Any]) -> None:
+def test_an_interrupted_search_resumes_with_the_proposals_of_an_uninterrupted_search(known: dict[str, Any]) -> None:
     def fresh(seed: int) -> StageTreeSampler:
         return StageTreeSampler(TPESampler(seed=seed, n_startup_trials=4), radius=0.3, **known)
 
@@ -506,12 +508,12 @@ def test_constructor_arguments_take_precedence_over_an_attached_space() -> None:
         {"steps": 10},
     ],
 )
-def test_bad_arguments_are_refused_by_name(wrong: dict[str, Any]) -> None:
+def test_invalid_arguments_of_the_stage_tree_sampler_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
         StageTreeSampler(**wrong)
 
 
-def test_importing_the_package_loads_no_optuna() -> None:
+def test_importing_hpstage_optuna_does_not_import_optuna() -> None:
     script = "import sys, hpstage.optuna; print('optuna' in sys.modules, hpstage.optuna.__all__)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.strip() == "False ['StageTreeSampler', 'save_stage_tree']"
@@ -555,7 +557,7 @@ def values(draw: st.DrawFn) -> Params:
     own=st.integers(0, 8),
     in_steps=st.booleans(),
 )
-def test_a_companion_is_worth_most_then_nearest_then_earliest(
+def test_the_companion_trial_is_the_one_with_most_gain_then_the_nearest_then_the_earliest(
     trials: list[tuple[Params, str, int]], proposal: tuple[Any, ...], radius: float, own: int, in_steps: bool
 ) -> None:
     study = optuna.create_study(sampler=RandomSampler(seed=0))

@@ -24,13 +24,15 @@ def loaded(package: str) -> ModuleType:
     return module
 
 
-def test_the_hub_gives_the_sampler_of_the_installed_package() -> None:
+def test_optunahub_loads_the_stage_tree_sampler_of_the_installed_package() -> None:
     module = loaded("samplers/stage_tree")
     assert module.__all__ == ["StageTreeSampler"]
     assert module.StageTreeSampler is StageTreeSampler
 
 
-def test_the_example_runs_as_a_script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_the_optunahub_package_runs_as_a_script(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(optunahub, "load_module", loaded)  # the package is not on the hub's server
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -41,7 +43,7 @@ def test_the_example_runs_as_a_script(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert int(count) < 40 and rest.startswith("learning rates")
 
 
-def test_the_package_has_the_files_and_the_front_matter_that_the_hub_requires() -> None:
+def test_the_optunahub_package_has_the_required_files_and_front_matter() -> None:
     assert {path.name for path in PACKAGE.iterdir() if path.is_file()} >= {
         "__init__.py",
         "README.md",
