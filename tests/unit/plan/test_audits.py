@@ -30,7 +30,7 @@ def fact(plan: SearchPlan, start: int, step: int, outcome: Any = "equal", of: An
     return Audited(of, WORKER, node.id, start, step, 7.0, 1.5, outcome, int(outcome in ("equal", "differs")))
 
 
-def test_a_step_that_was_trained_again_twice_counts_once(plan: SearchPlan) -> None:
+def test_a_step_audited_twice_counts_once(plan: SearchPlan) -> None:
     figures = AuditFigures()
     for start, step in ((8, 12), (4, 8), (0, 12), (12, 16), (8, 12)):
         figures.add(fact(plan, start, step), plan)
@@ -39,7 +39,7 @@ def test_a_step_that_was_trained_again_twice_counts_once(plan: SearchPlan) -> No
     assert figures.line(plan) == "67 % of the steps in 7.5 s, 0 differences: 5 segments"
 
 
-def test_audits_that_gave_way_or_failed_have_trained_nothing_again_but_their_seconds_count(plan: SearchPlan) -> None:
+def test_stopped_and_failed_audits_count_seconds_but_no_steps(plan: SearchPlan) -> None:
     figures = AuditFigures()
     assert not figures and figures.line(plan) == ""
     figures.add(fact(plan, 0, 4, "stopped"), plan)
@@ -49,7 +49,7 @@ def test_audits_that_gave_way_or_failed_have_trained_nothing_again_but_their_sec
     assert figures.line(plan) == line
 
 
-def test_the_summary_names_whole_trials_the_winner_and_differences(plan: SearchPlan) -> None:
+def test_the_audit_summary_names_whole_trials_the_winner_and_differences(plan: SearchPlan) -> None:
     trials = [fact(plan, 0, 16, of="trial"), fact(plan, 0, 16, of="winner"), fact(plan, 4, 8, "differs")]
     differs = StateDiffers(NodeId(0), 8, WORKER, 7.0, "a leaf", ("one", "another"))
     other = StateDiffers(NodeId(0), 8, WorkerId("v"), 8.0, None, ("one", "another"))
@@ -60,5 +60,5 @@ def test_the_summary_names_whole_trials_the_winner_and_differences(plan: SearchP
     assert str(report) == line
 
 
-def test_nothing_was_audited(plan: SearchPlan) -> None:
+def test_the_audit_summary_of_a_plan_without_audits_names_the_audit_command(plan: SearchPlan) -> None:
     assert str(audits_of(plan, [])) == "nothing was audited; `hpstage audit` does it at any time"

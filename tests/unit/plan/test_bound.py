@@ -35,7 +35,7 @@ def fleet_of(workers: int, slots: int = 1, step_times: StepTimes = ALONE, virtua
 
 @pytest.mark.parametrize("options", FLEETS.values(), ids=FLEETS)
 @pytest.mark.parametrize("evaluate_seconds", [0.0, 1.5])
-def test_no_simulated_search_is_faster_than_the_bound(options, evaluate_seconds) -> None:
+def test_no_simulated_search_is_faster_than_the_lower_bound_of_its_makespan(options, evaluate_seconds) -> None:
     rng = random.Random(1)
     closest = 2.0
     for _ in range(60):
@@ -56,7 +56,7 @@ def test_no_simulated_search_is_faster_than_the_bound(options, evaluate_seconds)
 
 
 @given(searches(), st.data())
-def test_no_search_with_later_requests_is_faster_than_the_bound(trials, data) -> None:
+def test_no_search_that_requests_steps_later_is_faster_than_the_lower_bound_of_its_makespan(trials, data) -> None:
     """A target beyond another is requested when that has its result, as an algorithm with rungs does; or at once."""
     workers = data.draw(st.integers(1, 4))
     executor = SimulatedExecutor(workers, evaluate_seconds=0.75)
@@ -96,7 +96,7 @@ trees = st.lists(works, min_size=1, max_size=12)
 
 
 @given(trees, st.integers(1, 9))
-def test_the_bound_is_at_least_the_longest_path_and_the_mean_load_and_falls_with_more_workers(tree, workers) -> None:
+def test_the_lower_bound_is_at_least_longest_path_and_mean_load_and_falls_with_more_workers(tree, workers) -> None:
     least = lower_bound(tree, workers)
     assert least >= max(work.depth + work.seconds for work in tree) - 1e-9
     assert least >= sum(work.worker_seconds for work in tree) / workers - 1e-9
@@ -104,7 +104,7 @@ def test_the_bound_is_at_least_the_longest_path_and_the_mean_load_and_falls_with
 
 
 @given(trees, st.integers(1, 9))
-def test_the_bound_is_the_maximum_over_all_depths(tree, workers) -> None:
+def test_the_lower_bound_equals_the_maximum_over_all_depths_of_a_fine_grid(tree, workers) -> None:
     """On a grid of quarter seconds, which has all depths at which work begins or ends."""
 
     def after(depth: float) -> float:
@@ -117,7 +117,7 @@ def test_the_bound_is_the_maximum_over_all_depths(tree, workers) -> None:
     assert lower_bound(tree, workers) == pytest.approx(max(depth + after(depth) / workers for depth in grid))
 
 
-def test_the_bound_of_a_narrow_trunk_of_four_hundred_trials() -> None:
+def test_the_lower_bound_exceeds_the_mean_load_if_400_trials_share_a_narrow_trunk() -> None:
     """Lines alive from these steps on, of 30 s each: while they are fewer than the workers, some workers are idle."""
     alive = {0: 6, 40: 24, 60: 42, 80: 0}
     hour, whole = 3600.0, 191.6
@@ -143,14 +143,14 @@ def planned(tree, **options):
     return [(trial, sorted(trial.targets)) for trial in search.plan.trials.values()]
 
 
-def test_shared_steps_count_once_and_evaluations_at_each_requested_step() -> None:
+def test_tree_work_counts_shared_steps_once_and_an_evaluation_at_each_requested_step() -> None:
     """A trunk of 4 steps, then branches of 3 and 5; evaluated at their ends."""
     tree = planned([(-1, 4), (0, 3), (0, 5)])
     found = sorted(tree_work(tree, lambda node: 2.0, 0.5))
     assert found == [(0.0, 8.0, 8.0), (8.0, 6.0, 6.0), (8.0, 10.0, 10.0), (14.0, 0.5, 0.5), (18.0, 0.5, 0.5)]
 
 
-def test_an_intermediate_result_delays_only_if_all_beyond_have_requested_it() -> None:
+def test_an_evaluation_delays_later_steps_only_if_all_trials_that_reach_them_request_it() -> None:
     [(short, _), (long, _)] = planned([(-1, 4), (0, 3), (0, 5)])
     both = list(tree_work([(short, [4, 7]), (long, [4, 9])], lambda node: 1.0, 0.5))
     assert max(work.depth + work.seconds for work in both) == 9 + 2 * 0.5
@@ -159,7 +159,7 @@ def test_an_intermediate_result_delays_only_if_all_beyond_have_requested_it() ->
     assert sum(work.worker_seconds for work in both) == sum(work.worker_seconds for work in one) == 12 + 3 * 0.5
 
 
-def test_gangs_shorten_branches_and_stacked_siblings_are_less_work() -> None:
+def test_gangs_shorten_the_time_of_a_branch_and_stacking_reduces_its_worker_seconds() -> None:
     assert fleet_of(8, virtual_nodes=4) == Speeds(branch=4.0)
     assert fleet_of(3, virtual_nodes=4) == Speeds(branch=3.0)
     assert fleet_of(8, virtual_nodes=4, speedup=Widths().speedup) == Speeds(branch=pytest.approx(1.8**2))

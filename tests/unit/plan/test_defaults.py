@@ -56,7 +56,7 @@ def keys(plan: SearchPlan, id: TrialId) -> list[StateKey]:
 
 @pytest.mark.ci
 @given(trials_without(()), trials_without())
-def test_training_from_before_a_default_is_not_repeated(before, after):
+def test_trials_trained_before_a_default_was_declared_are_reused_by_trials_with_the_default(before, after):
     search = Search(SimulatedExecutor(2), checkpoint_every=1)
     search.run(before, [STEPS] * len(before))
     old = {added.trial: keys(search.plan, added.trial) for added in before}
@@ -74,7 +74,7 @@ def test_training_from_before_a_default_is_not_repeated(before, after):
 
 @pytest.mark.ci
 @given(trials_without(), trials_without())
-def test_training_with_the_default_given_explicitly_is_reused_as_well(before, after):
+def test_trials_with_an_explicitly_given_default_value_are_reused_by_trials_without_it(before, after):
     """Two may have been trained twice before that was stated; not a third time."""
     search = Search(SimulatedExecutor(2), checkpoint_every=1)
     search.run(before, [STEPS] * len(before))
@@ -92,7 +92,7 @@ def test_training_with_the_default_given_explicitly_is_reused_as_well(before, af
 
 
 @given(trials_without(), trials_without(), st.booleans())
-def test_a_restored_plan_finds_the_same(before, after, sharing):
+def test_a_plan_with_defaults_restored_from_a_snapshot_has_the_keys_of_the_original_plan(before, after, sharing):
     plan = SearchPlan(WORKLOAD, sharing=sharing)
     for fact in [*before, started({"b": 1}), *renamed(after, 100), started(DEFAULTS)]:
         check(plan, fact)
@@ -105,7 +105,7 @@ def test_a_restored_plan_finds_the_same(before, after, sharing):
         assert [keys(one, id) for id in one.trials] == [keys(plan, id) for id in plan.trials]
 
 
-def test_a_trial_may_be_added_again_with_or_without_the_default() -> None:
+def test_a_trial_may_be_added_again_with_or_without_a_hyperparameter_that_has_a_default() -> None:
     plan = SearchPlan(WORKLOAD)
     plan.apply(started({"b": 1}))
     plan.apply(trial(0, {"a": s.constant(2)}, 4))
@@ -117,7 +117,7 @@ def test_a_trial_may_be_added_again_with_or_without_the_default() -> None:
     assert plan.trials[without.trial].steps == 8
 
 
-def test_equal_keys_of_two_stores_mean_equal_training() -> None:
+def test_two_stores_with_different_defaults_have_equal_keys_only_for_trials_added_before_them() -> None:
     """What they take for the default may differ: only what was trained without has the same keys on both."""
     plans = [SearchPlan(WORKLOAD) for _ in range(2)]
     without, later = trial(0, {"a": s.constant(1)}, STEPS), trial(1, {"a": s.constant(2)}, STEPS)
@@ -128,7 +128,7 @@ def test_equal_keys_of_two_stores_mean_equal_training() -> None:
     assert not {*keys(plans[0], later.trial)} & {*keys(plans[1], later.trial)}
 
 
-def test_another_default_is_refused_with_the_remedy() -> None:
+def test_a_changed_default_is_refused_with_a_remedy() -> None:
     plan = SearchPlan(WORKLOAD)
     plan.apply(started({"b": 1}))
     check(plan, started({"b": 1.0}))

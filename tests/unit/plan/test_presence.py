@@ -52,14 +52,14 @@ def test_a_present_worker_is_allocated_up_to_the_latest_report() -> None:
     assert presence.seconds() == 7
 
 
-def test_studies_that_have_a_worker_at_a_time_share_it_equally_and_the_plan_counts_it_once() -> None:
+def test_seconds_of_a_worker_shared_by_two_studies_are_split_and_count_once_for_the_plan() -> None:
     presence = folded(joined(A, 0, ONE), joined(B, 10, ONE, TWO), left(A, 30, ONE), left(B, 40, ONE, TWO))
     assert presence.seconds() == 40 + 30
     assert presence.seconds("study a") == 10 + 20 / 2
     assert presence.seconds("study b") == 20 / 2 + 10 + 30
 
 
-def test_equally_named_workers_of_two_clusters_count_as_two() -> None:
+def test_equally_named_workers_of_two_clusters_count_as_two_workers() -> None:
     presence = folded(joined(A, 0, ONE), joined(B, 0, ONE, pool="another"), left(A, 10, ONE), left(B, 10, ONE))
     assert presence.seconds() == 20
     assert presence.seconds("study a") == presence.seconds("study b") == 10
@@ -82,7 +82,7 @@ def test_workers_of_a_dead_driver_are_allocated_until_the_last_report() -> None:
     assert presence.seconds("study a") == 8
 
 
-def test_reports_out_of_order_count_no_second_twice() -> None:
+def test_allocated_seconds_are_not_counted_twice_if_reports_arrive_out_of_order() -> None:
     presence = folded(joined(A, 10, ONE), joined(B, 5, ONE), left(B, 7, ONE), left(A, 20, ONE))
     assert presence.seconds() == 10
 
@@ -99,7 +99,7 @@ def search(
     return hpstage.optimize(study, Failing(), grid, executor=executor, store=journal, **given)  # type: ignore[arg-type]
 
 
-def test_a_fixed_fleet_is_allocated_all_the_time_in_result_report_and_status() -> None:
+def test_a_fixed_fleet_is_allocated_for_the_whole_search_in_result_report_and_status() -> None:
     journal, executor = MemoryJournal(), SimulatedExecutor(4, evaluate_seconds=0.5)
     result = search(journal, executor)
     assert result.savings.paid_seconds == pytest.approx(4 * executor.clock())
@@ -118,7 +118,7 @@ def test_an_elastic_fleet_is_allocated_only_while_its_workers_are_present() -> N
     assert paid <= executor.cluster.paid_seconds  # which counts their start, too
 
 
-def test_each_study_is_allocated_its_own_workers_and_the_plan_both() -> None:
+def test_allocated_seconds_of_a_plan_are_the_sum_of_those_of_its_two_studies() -> None:
     journal, kept = MemoryJournal(), set()  # type: ignore[var-annotated]
     first = search(journal, SimulatedExecutor(2, kept=kept)).savings.paid_seconds
     other = search(journal, SimulatedExecutor(3, kept=kept), "other", steps=60).savings.paid_seconds
@@ -128,7 +128,7 @@ def test_each_study_is_allocated_its_own_workers_and_the_plan_both() -> None:
     assert Book(book.account, "other").savings.paid_seconds == pytest.approx(other)
 
 
-def test_in_an_earlier_builds_journal_workers_are_allocated_from_their_first_chain() -> None:
+def test_workers_are_allocated_from_their_first_chain_if_an_old_journal_records_no_joining() -> None:
     journal, executor = MemoryJournal(), SimulatedExecutor(3)
     search(journal, executor)
     facts: list[Fact] = [fact for fact in read_facts(journal) if not isinstance(fact, WorkersChanged)]
@@ -142,7 +142,7 @@ def test_in_an_earlier_builds_journal_workers_are_allocated_from_their_first_cha
     assert open_book(old).savings.paid_seconds == pytest.approx(sum(last - start for start in starts.values()))
 
 
-def test_a_resumed_call_counts_the_allocated_time_of_the_call_before() -> None:
+def test_a_resumed_search_counts_the_allocated_seconds_of_the_interrupted_search() -> None:
     journal, kept = MemoryJournal(), set()  # type: ignore[var-annotated]
     study = optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=0))
 

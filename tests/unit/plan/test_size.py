@@ -44,7 +44,7 @@ def insert(plan: SearchPlan, first: int, count: int, *, apart: bool) -> None:
 
 @pytest.mark.parametrize(("apart", "most"), [(False, 1350), (True, 2600)])
 @pytest.mark.ci
-def test_a_trial_that_waits_takes_few_bytes(apart: bool, most: int) -> None:
+def test_an_unfinished_trial_takes_few_bytes_in_the_plan(apart: bool, most: int) -> None:
     """Of trials that diverge from one another at every step, each has five nodes of its own."""
     plan = SearchPlan(WORKLOAD)
     count = BRANCHES**SEGMENTS
@@ -62,7 +62,7 @@ def test_a_trial_that_waits_takes_few_bytes(apart: bool, most: int) -> None:
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_inserting_a_trial_costs_the_same_however_many_there_are(apart: bool) -> None:
+def test_the_cost_of_inserting_a_trial_does_not_grow_with_the_number_of_trials(apart: bool) -> None:
     plan = SearchPlan(WORKLOAD)
     insert(plan, 0, 100, apart=apart)
 

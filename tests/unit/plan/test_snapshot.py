@@ -74,7 +74,9 @@ def whole(plan: SearchPlan) -> object:
 
 
 @given(st.integers(), st.integers(1, 150), st.integers(0, 60), st.booleans())
-def test_a_plan_is_the_same_whether_folded_or_restored_and_folded_from_there(seed, before, after, sharing):
+def test_a_plan_restored_from_a_snapshot_and_continued_equals_the_plan_read_from_the_journal(
+    seed, before, after, sharing
+):
     facts = journal(seed, before + after, sharing=sharing)
     plan = folded(facts[:before], sharing)
     again = restored(snapshot_of(plan), WORKLOAD, sharing=sharing)
@@ -98,7 +100,7 @@ class Here(SimulatedExecutor):
 
 @pytest.mark.ci
 @given(random_searches(), st.data(), st.integers(0, 30))
-def test_a_search_continues_identically_on_a_restored_plan(trials, data, turns):
+def test_a_search_continues_identically_on_a_plan_restored_from_a_snapshot(trials, data, turns):
     """Interrupted at any moment, with chains running and targets open."""
     stops = data.draw(st.lists(st.integers(1, 8), min_size=len(trials), max_size=len(trials)))
     store = MemoryJournal()
@@ -126,13 +128,13 @@ def test_a_search_continues_identically_on_a_restored_plan(trials, data, turns):
     assert outcomes[0] == outcomes[1]
 
 
-def test_equal_plans_have_one_snapshot_and_it_names_its_version_first() -> None:
+def test_snapshots_of_equal_plans_are_equal_and_start_with_their_version() -> None:
     facts = journal(1, 200)
     content = snapshot_of(folded(facts))
     assert content == snapshot_of(folded(facts)) and content.startswith(TAG)
 
 
-def test_an_edit_of_the_folding_code_changes_the_tag_of_snapshots(tmp_path: Path) -> None:
+def test_an_edit_of_the_code_of_plans_changes_the_version_tag_of_snapshots(tmp_path: Path) -> None:
     package = Path(hpstage.__path__[0])
     for folder in ("plan", "schedule", "report"):
         shutil.copytree(package / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -153,7 +155,7 @@ def test_a_plan_with_an_integer_of_more_than_64_bits_has_no_snapshot() -> None:
         snapshot_of(plan)
 
 
-def test_a_plan_with_something_of_another_class_has_no_snapshot() -> None:
+def test_a_plan_with_a_value_of_an_unknown_class_has_no_snapshot() -> None:
     plan = folded(journal(3, 30))
     plan.inputs["data"] = Path("data")  # type: ignore[assignment]
     with pytest.raises(Unusable, match=r"cannot be written \(a snapshot cannot hold a value of type PosixPath"):
@@ -177,7 +179,7 @@ def again(layout: Layout, root: Any) -> Any:
     return layout.read(msgspec.msgpack.decode(encoded, type=Content), len(encoded))
 
 
-def test_the_slots_of_a_base_are_written() -> None:
+def test_slots_of_a_base_class_are_written_to_snapshots() -> None:
     derived = Derived()
     derived.a, derived.b = 1, "two"
     assert slots_of(Derived) == ["a", "b"]
@@ -197,11 +199,11 @@ def test_the_slots_of_a_base_are_written() -> None:
         [[], [{1}], {1: (None, True)}],
     ],
 )
-def test_values_are_read_as_they_were_written(value: list[Any]) -> None:
+def test_values_in_a_snapshot_are_read_as_they_were_written(value: list[Any]) -> None:
     assert repr(again(Layout({}, ()), value)) == repr(value)
 
 
-def test_objects_that_may_change_are_one_only_where_they_were() -> None:
+def test_mutable_objects_in_a_snapshot_are_one_object_after_reading_only_if_they_were_before() -> None:
     shared: list[int] = []
     first, second = again(Layout({}, ()), [shared, shared])
     assert first is second
@@ -209,7 +211,7 @@ def test_objects_that_may_change_are_one_only_where_they_were() -> None:
     assert first is not second
 
 
-def test_a_value_that_is_there_too_often_is_refused() -> None:
+def test_a_snapshot_with_a_value_repeated_too_often_is_refused() -> None:
     strings, batches, _ = Layout({}, ()).write(None)
     root = msgspec.Raw(msgspec.msgpack.encode((7, 2**40, (0, (1,)))))
     with pytest.raises(ValueError, match="repeated 1099511627776 times"):
@@ -257,7 +259,7 @@ def changes(value: Any) -> Iterator[Any]:
 
 
 @pytest.mark.ci
-def test_altered_contents_are_restored_or_raise_unusable_and_nothing_else() -> None:
+def test_a_snapshot_with_altered_contents_is_restored_or_raises_unusable() -> None:
     plan = folded(journal(5, 120))
     body = snapshot_of(plan)[len(TAG) + _DIGEST :]
     header, contents = msgspec.msgpack.decode(body)
@@ -272,7 +274,7 @@ def test_altered_contents_are_restored_or_raise_unusable_and_nothing_else() -> N
 
 
 @pytest.mark.parametrize("kind", ["damaged", "truncated", "empty", "another history", "another version", "contradicts"])
-def test_a_snapshot_of_no_use_is_passed_over_and_the_journal_folded(
+def test_an_unusable_snapshot_is_ignored_and_the_plan_read_from_the_journal(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     facts = journal(7, 150)
@@ -302,7 +304,7 @@ def test_a_snapshot_of_no_use_is_passed_over_and_the_journal_folded(
     assert ["The plan's snapshot cannot be used" in message for message in caplog.messages] == [True]
 
 
-def test_a_valid_snapshot_is_used_and_later_facts_are_folded(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_plan_is_opened_from_a_valid_snapshot_and_the_later_records(caplog: pytest.LogCaptureFixture) -> None:
     facts = journal(7, 150)
     store = MemoryJournal()
     store.append([encode(fact) for fact in facts])
@@ -314,7 +316,7 @@ def test_a_valid_snapshot_is_used_and_later_facts_are_folded(caplog: pytest.LogC
     assert not caplog.messages
 
 
-def test_a_record_that_contradicts_those_before_is_still_named_after_a_snapshot() -> None:
+def test_a_contradictory_record_after_a_snapshot_is_named_by_its_number() -> None:
     facts = journal(7, 60)
     store = MemoryJournal()
     store.append([encode(fact) for fact in facts])

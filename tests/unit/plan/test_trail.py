@@ -22,7 +22,7 @@ def forms(lr: s.Schedule) -> dict[str, Form]:
 
 
 @pytest.mark.parametrize("lr", [s.constant(0.5), s.cosine(0.5, 500), s.step(0.5, 7)], ids=["flat", "curve", "stairs"])
-def test_keys_depend_on_neither_the_order_of_calls_nor_where_the_branch_was_cut(lr: s.Schedule) -> None:
+def test_keys_of_states_depend_on_neither_the_order_of_calls_nor_where_the_branch_was_cut(lr: s.Schedule) -> None:
     whole = Trail(BEGUN, 0, forms(lr))
     names = {step: whole.key(step) for step in range(1, STEPS)}
     assert len(set(names.values())) == len(names)

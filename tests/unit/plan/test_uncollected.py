@@ -15,7 +15,9 @@ from hpstage.store.memory import MemoryJournal
 
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("damaged", [True, False])
-def test_the_collector_pauses_while_a_journal_is_folded_and_is_then_as_before(enabled: bool, damaged: bool) -> None:
+def test_the_garbage_collector_is_paused_while_a_journal_is_read_and_then_restored(
+    enabled: bool, damaged: bool
+) -> None:
     journal = MemoryJournal()
     plan = open_plan(journal, StateKey("0" * 32), {})
     facts = [TrialAdded(TrialId("t"), {"a": constant(1)}, 8), TargetAsked(TrialId("no" if damaged else "t"), 8)]

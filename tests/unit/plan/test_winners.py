@@ -33,7 +33,7 @@ def ended(values: tuple[float, ...], state: str = "COMPLETE", study: str = "stud
 
 
 @given(st.lists(st.floats(allow_nan=True, width=16), max_size=20), st.sampled_from(["minimize", "maximize"]))
-def test_the_first_of_the_best_values_leads(values: list[float], direction: Direction) -> None:
+def test_the_winner_is_the_first_state_with_the_best_value(values: list[float], direction: Direction) -> None:
     winners = Winners()
     winners.begin(search(direction))
     for step, value in enumerate(values, 1):
@@ -44,7 +44,7 @@ def test_the_first_of_the_best_values_leads(values: list[float], direction: Dire
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=20))
-def test_of_several_objectives_all_trials_stay_that_no_other_dominates(values: list[tuple[int, int]]) -> None:
+def test_winners_of_two_objectives_are_all_trials_that_no_other_trial_dominates(values: list[tuple[int, int]]) -> None:
     winners = Winners()
     winners.begin(search("minimize", "maximize"))
     for step, (low, high) in enumerate(values, 1):
@@ -57,7 +57,7 @@ def test_of_several_objectives_all_trials_stay_that_no_other_dominates(values: l
     assert sorted(state.step for state in winners) == [step for step, pair in enumerate(values, 1) if pair in front]
 
 
-def test_of_equal_trials_the_first_and_the_lowest_number_stay_and_infeasible_ones_never_win() -> None:
+def test_winners_are_the_first_and_the_lowest_numbered_of_equal_trials_and_never_infeasible() -> None:
     winners = Winners()
     winners.begin(search("maximize"))
     for number in (7, 9, 3, 5):
@@ -69,7 +69,7 @@ def test_of_equal_trials_the_first_and_the_lowest_number_stay_and_infeasible_one
     assert [state.step for state in winners] == [8]
 
 
-def test_pruned_and_failed_trials_and_unknown_metrics_do_not_win() -> None:
+def test_pruned_and_failed_trials_and_unknown_metrics_are_never_winners() -> None:
     winners = Winners()
     winners.answer("unknown", evaluated(1, m0=0.0))
     winners.end(ended((0.0,), study="unknown"), State(NODE, 1))
@@ -81,7 +81,7 @@ def test_pruned_and_failed_trials_and_unknown_metrics_do_not_win() -> None:
     assert not list(winners)
 
 
-def test_another_search_of_the_study_continues_with_the_winners_unless_its_objective_is_another() -> None:
+def test_a_later_search_of_a_study_keeps_the_winners_unless_its_direction_changes() -> None:
     winners = Winners()
     winners.begin(search("minimize"))
     winners.answer("study", evaluated(1, m0=1.0))
@@ -97,13 +97,15 @@ def test_another_search_of_the_study_continues_with_the_winners_unless_its_objec
 
 
 @pytest.mark.parametrize(("direction", "order"), [("minimize", [9, 10, 2]), ("maximize", [2, 9, 10])])
-def test_of_trials_with_equal_values_the_lowest_number_comes_first(direction: Direction, order: list[int]) -> None:
+def test_trials_are_ordered_best_first_and_by_number_if_their_values_are_equal(
+    direction: Direction, order: list[int]
+) -> None:
     values = {TrialId("study/10"): (1.0,), TrialId("study/2"): (3.0,), TrialId("study/9"): (1.0,)}
     assert best_first(values, search(direction)) == [f"study/{number}" for number in order]
 
 
 @pytest.mark.parametrize(("direction", "best"), [("minimize", (-math.inf, 3)), ("maximize", (2.0, 1))])
-def test_the_best_state_of_a_trial_is_the_first_of_equals_among_those_requested(
+def test_the_best_state_of_a_trial_is_the_first_of_equal_states_among_requested_steps(
     direction: Direction, best: tuple[float, int]
 ) -> None:
     node = Node(NodeId(0), None, 0, (), (), None, PlannedTrial(TrialId("study/0"), 8))

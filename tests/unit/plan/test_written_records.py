@@ -47,7 +47,7 @@ def test_a_record_that_could_not_be_read_again_is_not_written(change: dict[str, 
     assert open_existing_plan(journal).searches.keys() == {"study"}
 
 
-def test_facts_written_together_share_records_and_read_as_those_with_a_record_each() -> None:
+def test_facts_written_together_share_records_and_are_read_like_facts_in_separate_records() -> None:
     journal = MemoryJournal()
     log = Log(plan := open_plan(journal, StateKey("w" * 32), {}), journal, plan.apply)
     joined = [DriverJoined(DriverId(str(n)), "", "here", n, 0.0) for n in range(25)]
@@ -73,7 +73,7 @@ class Counting(MemoryJournal):
         return records, behind
 
 
-def test_of_a_long_journal_few_facts_are_in_memory_at_a_time() -> None:
+def test_a_long_journal_is_read_in_batches_of_at_most_10000_facts() -> None:
     """However many facts share a record."""
     journal = Counting()
     log = Log(plan := open_plan(journal, StateKey("w" * 32), {}), journal, plan.apply)
@@ -84,7 +84,7 @@ def test_of_a_long_journal_few_facts_are_in_memory_at_a_time() -> None:
     assert max(journal.facts) <= 10_000
 
 
-def test_a_fact_that_contradicts_is_named_by_its_record_and_one_that_cannot_be_written_by_its_kind() -> None:
+def test_errors_name_the_record_of_a_contradictory_fact_and_the_kind_of_an_unwritable_fact() -> None:
     journal = MemoryJournal()
     log = Log(plan := open_plan(journal, StateKey("w" * 32), {}), journal, plan.apply)
     with pytest.raises(StoreError, match="SearchStarted cannot be stored"):
@@ -110,7 +110,9 @@ NEWER = [
 
 @pytest.mark.parametrize("records", NEWER, ids=["record", "joined", "field", "meaning"])
 @pytest.mark.parametrize("version", ["99.10.2", hpstage.__version__, ""])
-def test_a_store_that_a_newer_version_has_written_is_named_as_such(records: list[bytes], version: str) -> None:
+def test_a_store_written_by_a_newer_version_raises_with_the_advice_to_upgrade(
+    records: list[bytes], version: str
+) -> None:
     journal = MemoryJournal()
     open_plan(journal, StateKey("w" * 32), {})
     joined = (DriverJoined(DriverId(str(n)), "", "here", n, 0.0, version=old) for n, old in enumerate(("9.9", "0.1")))
@@ -121,7 +123,7 @@ def test_a_store_that_a_newer_version_has_written_is_named_as_such(records: list
         open_existing_plan(journal)
 
 
-def test_the_version_is_recorded() -> None:
+def test_a_search_records_the_version_of_hpstage_in_the_journal() -> None:
     journal = MemoryJournal()
     study = optuna.create_study()
     options: dict[str, Any] = {"executor": hpstage.InlineExecutor(), "store": journal}
@@ -130,6 +132,6 @@ def test_the_version_is_recorded() -> None:
     assert joined.version == hpstage.__version__
 
 
-def test_there_is_one_version() -> None:
+def test_the_version_in_pyproject_equals_the_version_of_the_package() -> None:
     stated = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
     assert stated["project"]["version"] == hpstage.__version__ == VERSION
