@@ -16,7 +16,7 @@ from hpstage.testing.toys import Tape
 from tests.unit.rehearsal.drops import STEPS, random, space, true_seconds
 
 
-def test_costs_are_learnt_from_a_plan(costs):
+def test_costs_of_steps_and_checkpoints_are_estimated_from_a_trained_plan(costs):
     assert costs.evaluate_seconds == pytest.approx(0.02) and costs.save_seconds == pytest.approx(0.004)
     assert costs.checkpoint_bytes == 5000 and 0 < costs.load_seconds <= 0.01
     for batch in (64, 256):
@@ -24,7 +24,7 @@ def test_costs_are_learnt_from_a_plan(costs):
         assert costs.step_seconds(values) == pytest.approx(true_seconds(values), rel=0.1)
 
 
-def test_effects_of_values_are_separated():
+def test_effects_of_several_hyperparameters_on_step_seconds_are_separated():
     batches, rates = {64: 1.0, 256: 0.5}, {0.1: 1.0, 0.2: 1.0, 0.3: 1.0}
     timings = [
         Timing({"batch": batch, "lr": lr, "drop": drop}, 100, 100 * 0.04 * scale * (3.0 if drop else 1.0))
@@ -41,7 +41,7 @@ def test_effects_of_values_are_separated():
     assert predicted == pytest.approx(sum(timing.seconds for timing in timings))
 
 
-def test_a_busy_machine_is_not_taken_for_an_effect():
+def test_step_seconds_of_a_busy_machine_are_not_taken_for_an_effect_of_a_hyperparameter():
     """While the rates 0.2 and 0.4 were trained, for short, something else ran on the machine."""
     timings = [Timing({"batch": 64, "lr": lr}, steps, steps * seconds) for lr, steps, seconds in _BUSY]
     timings += [Timing({"batch": 256, "lr": lr}, steps, steps * seconds / 2) for lr, steps, seconds in _BUSY[:4]]
@@ -54,7 +54,7 @@ _BUSY = [(0.1, 40, 0.10), (0.05, 40, 0.11), (0.01, 70, 0.09), (0.01, 30, 0.12), 
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_timings_that_are_far_off_move_no_estimate(seed):
+def test_outliers_among_timings_do_not_change_estimated_step_seconds(seed):
     """Every eighth stage was trained while its host was paged out, or slept."""
     drawn = Random(seed)
     timings = []
@@ -81,7 +81,7 @@ class Uneven(Tape):
         self.added += 1e6 if hp["batch_size"] == 256 else 1e4
 
 
-def test_a_few_steps_are_measured_under_the_values_that_trials_meet(monkeypatch):
+def test_costs_are_measured_in_a_few_steps_under_sampled_hyperparameters(monkeypatch):
     samples = values_met(space, STEPS, sampler=random(), most=6)
     assert len(samples) == 6 and {sample["batch_size"] for sample in samples} == {64, 256}
     uneven = Uneven()
@@ -103,7 +103,7 @@ class OnAFrozenBase(Uneven):
         super().load_state_dict(state["own"])
 
 
-def test_what_checkpoints_have_in_common_counts_once():
+def test_bytes_shared_by_checkpoints_count_once_in_a_preflight():
     costs = measured(OnAFrozenBase(), values_met(space, STEPS, sampler=random(), most=2))
     assert 100_000 <= costs.shared_bytes < 101_000 and 0 < costs.checkpoint_bytes < 5_000
     found = hpstage.preflight(

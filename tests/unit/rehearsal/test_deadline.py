@@ -50,14 +50,14 @@ def test_the_fleet_found_for_successive_halving_meets_the_deadline_in_every_rehe
 
 
 @pytest.mark.ci
-def test_a_deadline_that_no_fleet_meets_is_named() -> None:
+def test_a_deadline_that_no_fleet_meets_is_reported() -> None:
     found = estimated(1.9 * HOUR)  # a trial takes 2 hours by itself
     assert found.fixed is None and found.elastic is None
     assert "No fixed fleet finishes within 114.0 min" in str(found)
 
 
 @pytest.mark.ci
-def test_prices_are_those_of_allocated_hours() -> None:
+def test_prices_are_computed_from_allocated_worker_hours() -> None:
     text = str(found := estimated(3.0 * HOUR, gpu_price=2.0))
     assert found.fixed is not None and found.elastic is not None
     assert f"for {2.0 * found.fixed.paid_seconds / HOUR:.2f}." in text
@@ -67,7 +67,7 @@ def test_prices_are_those_of_allocated_hours() -> None:
 
 
 @pytest.mark.ci
-def test_preemptible_workers_take_longer_and_with_notice_train_nothing_twice() -> None:
+def test_preemptible_workers_take_longer_and_train_no_step_twice_if_given_notice() -> None:
     calm = estimated(None, workers=(4,))
     spot = {"lifetime_seconds": HOUR, "replace_seconds": 300.0}
     unnoticed = estimated(None, workers=(4,), disruptions=Disruptions(**spot))
@@ -79,7 +79,7 @@ def test_preemptible_workers_take_longer_and_with_notice_train_nothing_twice() -
     assert unnoticed.worker_seconds.median > noticed.worker_seconds.high
 
 
-def test_slow_workers_are_taken_into_account() -> None:
+def test_slow_workers_lengthen_the_predicted_makespan_by_their_factor() -> None:
     calm, slow = (estimated(None, workers=(4,), disruptions=Disruptions(slow=share)) for share in (0.0, 1.0))
     assert slow.fleets[0].makespan.median == pytest.approx(3.0 * calm.fleets[0].makespan.median, rel=0.02)
 
@@ -98,6 +98,6 @@ def test_slow_workers_are_taken_into_account() -> None:
         ),
     ],
 )
-def test_senseless_arguments_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_of_preflight_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         estimated(**{"deadline": None, **options})

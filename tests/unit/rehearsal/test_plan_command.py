@@ -45,7 +45,7 @@ def command(*words):
 
 
 @pytest.mark.ci
-def test_the_command_says_what_the_function_says(script, tmp_path):
+def test_the_plan_command_prints_what_preflight_returns(script, tmp_path):
     found = command(
         f"{script}:space", "--steps", 40, "--n-trials", 12, "--algorithm", "SuccessiveHalving(10, 2)", "--gpus", "1,2",
         "--step-seconds", 0.5, "--checkpoint-bytes", "200 kB",
@@ -70,7 +70,7 @@ def test_the_command_says_what_the_function_says(script, tmp_path):
     assert json.loads((tmp_path / "figures.json").read_text()) == json.loads(json.dumps(said.as_dict()))
 
 
-def test_the_command_takes_seconds_from_a_store(script, tmp_path):
+def test_the_plan_command_takes_step_seconds_from_a_store(script, tmp_path):
     study = optuna.create_study(sampler=random())
     executor = SimulatedExecutor(2, step_seconds=3.0, state_bytes=1_000_000)
     hpstage.optimize(
@@ -96,18 +96,18 @@ def test_the_command_takes_seconds_from_a_store(script, tmp_path):
         (["--json", "no/such/folder/figures.json"], "cannot write to --json no/such/folder/figures.json: No such"),
     ],
 )
-def test_the_command_names_an_argument_that_it_cannot_use(script, words, complaint):
+def test_the_plan_command_names_an_argument_that_it_cannot_use(script, words, complaint):
     found = command(f"{script}:space", "--steps", 40, "--n-trials", 4, *words)
     assert isinstance(found.exception, UsageError) and str(found.exception).startswith(complaint)
 
 
-def test_the_command_takes_seconds_from_a_trainable(script):
+def test_the_plan_command_takes_step_seconds_from_a_trainable(script):
     found = command(f"{script}:space", "--steps", 40, "--n-trials", 4, "--trainable", f"{script}:Tape")
     assert found.exit_code == 0, found.output
     assert "GPU-hours" in found.output
 
 
-def test_nothing_of_the_algorithm_is_run(tmp_path):
+def test_code_in_the_algorithm_option_is_refused_and_not_executed(tmp_path):
     trap = tmp_path / "trap"
     for text in (
         f"__import__('pathlib').Path({str(trap)!r}).touch()",
@@ -128,7 +128,7 @@ def test_nothing_of_the_algorithm_is_run(tmp_path):
     assert not trap.exists()
 
 
-def test_algorithms_are_named_with_their_arguments():
+def test_the_algorithm_option_is_parsed_with_its_arguments():
     assert algorithm_named("SuccessiveHalving(15, reduction_factor=2, tree_aware=False)") == SuccessiveHalving(
         15, 2, tree_aware=False
     )
@@ -155,7 +155,7 @@ def test_algorithms_are_named_with_their_arguments():
         (["{script}:space", "--store", "no/plan/here"], StoreError),
     ],
 )
-def test_impossible_arguments_are_refused(script, words, kind):
+def test_invalid_arguments_of_the_plan_command_are_refused(script, words, kind):
     found = command(*(word.format(script=script) for word in words), "--steps", 40, "--n-trials", 2)
     assert isinstance(found.exception, kind), found.output
 

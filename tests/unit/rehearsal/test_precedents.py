@@ -53,7 +53,7 @@ def said_of(algorithm, precedent, *, n_trials=48, seed=3, rehearsals=5):
 @pytest.mark.ci
 @pytest.mark.parametrize("direction", ["maximize", "minimize"])
 @pytest.mark.parametrize("algorithm", SYNCHRONOUS, ids=repr)
-def test_a_search_that_was_trained_is_rehearsed_exactly(algorithm, direction):
+def test_a_rehearsal_with_the_plan_of_a_finished_search_predicts_that_search_exactly(algorithm, direction):
     result = searched(algorithm, direction=direction)
     said = said_of(algorithm, Precedent(result.plan, "value", maximize=direction == "maximize"))
     assert said.drawn.high == 0
@@ -66,7 +66,7 @@ def test_a_search_that_was_trained_is_rehearsed_exactly(algorithm, direction):
     assert "All of them were measured before" in str(said)
 
 
-def test_one_search_predicts_what_another_algorithm_trains():
+def test_a_rehearsal_with_measured_metrics_predicts_the_steps_of_another_algorithm():
     """Here everything that the other requests was measured."""
     wide = searched(MedianStopping(interval=15, grace=15, min_trials=1000))  # never stops one
     narrow = searched(SuccessiveHalving(15, 4, tree_aware=False))
@@ -75,7 +75,7 @@ def test_one_search_predicts_what_another_algorithm_trains():
     assert said.steps_unique.median == narrow.savings.steps_unique
 
 
-def test_unmeasured_metrics_are_drawn_from_the_measured_ones():
+def test_a_rehearsal_draws_metrics_that_the_plan_has_not_measured():
     result = searched(SuccessiveHalving(15, 4, tree_aware=False), n_trials=10)
     said = said_of(SuccessiveHalving(15, 4, tree_aware=False), Precedent(result.plan, "value", maximize=True))
     assert said.measured.low > 0
@@ -83,13 +83,13 @@ def test_unmeasured_metrics_are_drawn_from_the_measured_ones():
     assert "which are not known yet, except" in str(said)
 
 
-def test_a_wrong_metric_is_refused_by_name():
+def test_a_rehearsal_with_an_unknown_metric_is_refused_with_the_known_names():
     result = searched(ASHA(15, 4), n_trials=4)
     with pytest.raises(UsageError, match=r"metric is 'acuracy'.*give one of: 'value'"):
         Precedent(result.plan, "acuracy", maximize=True)
 
 
-def test_the_command_rehearses_with_what_the_store_has_measured(tmp_path):
+def test_the_plan_command_rehearses_with_metrics_measured_in_the_store(tmp_path):
     algorithm = SuccessiveHalving(15, 4, tree_aware=False)
     result = searched(algorithm, store=tmp_path / "store", seed=0)
     words = ["plan", "tests.unit.rehearsal.test_preflight:space", "--steps", STEPS, "--n-trials", 48, "--gpus", 2]
@@ -103,7 +103,7 @@ def test_the_command_rehearses_with_what_the_store_has_measured(tmp_path):
     assert isinstance(alone.exception, UsageError)
 
 
-def test_a_store_without_evaluations_still_gives_seconds_per_step(tmp_path):
+def test_the_plan_command_uses_random_metrics_if_the_store_has_no_evaluations(tmp_path):
     class Interrupted(SimulatedExecutor):
         boundaries = 0
 
@@ -133,7 +133,7 @@ def test_a_store_without_evaluations_still_gives_seconds_per_step(tmp_path):
     assert "rehearsals with random metrics" in found.output
 
 
-def test_keys_are_those_of_the_other_workload():
+def test_measured_metrics_are_found_under_the_keys_of_another_workload():
     """The precedent's states under the keys of a plan of another workload are that plan's own."""
     journal = MemoryJournal()
     result = searched(SuccessiveHalving(15, 4), store=journal, n_trials=12)

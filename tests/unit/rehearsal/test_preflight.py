@@ -35,7 +35,7 @@ def partial_grid():
 
 @pytest.mark.ci
 @pytest.mark.parametrize("make", [random, lambda: random(7), partial_grid])
-def test_full_training_trains_the_predicted_steps(make):
+def test_preflight_predicts_the_steps_of_full_training_exactly(make):
     said = hpstage.preflight(space, steps=STEPS, n_trials=20, sampler=make(), workers=(1, 3))
     done = search(hpstage.InlineExecutor(), make(), metric="score", n_trials=20).savings
     assert said.exact and said.rehearsals == 1
@@ -45,7 +45,7 @@ def test_full_training_trains_the_predicted_steps(make):
     assert "No decision depends on metrics" in str(said)
 
 
-def test_the_demo_is_counted_as_by_its_distinct_prefixes():
+def test_preflight_of_the_demo_counts_the_unique_prefixes_of_its_trials():
     pytest.importorskip("sklearn")
     demo = Path(__file__).parents[3] / "scripts" / "demo_digits.py"
     its_space = named(f"{demo}:space", "the space")
@@ -63,7 +63,7 @@ def test_the_demo_is_counted_as_by_its_distinct_prefixes():
     assert not said.exact and said.steps_unique.low < said.steps_unique.high
 
 
-def test_a_grid_is_named_and_counted_to_its_end():
+def test_preflight_with_the_grid_sampler_counts_all_trials_of_the_grid():
     said = hpstage.preflight(space, steps=STEPS, sampler="grid", workers=(2,))
     assert said.trials.median == 3 * 3 * 2 * 3
     # lr x first drop x second drop x growth, as one counts them by hand: 3 roots, each with 3 x 3 beginnings.
@@ -85,7 +85,7 @@ def test_a_grid_is_named_and_counted_to_its_end():
     "algorithm", [SuccessiveHalving(15, 4), SuccessiveHalving(15, 4, tree_aware=False), MedianStopping(30, 30)]
 )
 @pytest.mark.ci
-def test_where_metrics_decide_a_search_lies_within_the_range(algorithm):
+def test_a_search_lies_within_the_range_of_preflight_if_metrics_decide_its_steps(algorithm):
     said = hpstage.preflight(space, steps=STEPS, n_trials=48, algorithm=algorithm, workers=(2,), rehearsals=15)
     done = search(hpstage.InlineExecutor(), random(), algorithm=algorithm, metric="score").savings
     assert not said.exact
@@ -99,7 +99,7 @@ def test_a_preflight_of_a_learning_sampler_is_not_exact():
     assert not said.exact and said.sampler == "TPESampler" and said.trials.median == 15
 
 
-def test_what_a_stage_tree_sampler_shares_is_counted():
+def test_preflight_counts_steps_shared_by_a_stage_tree_sampler():
     def late(trial):
         return {
             "lr": trial.suggest_float("lr", 0.1, 0.2),
@@ -113,7 +113,7 @@ def test_what_a_stage_tree_sampler_shares_is_counted():
 
 
 @pytest.mark.parametrize("algorithm", [Hyperband(5, 3), OptunaPruner(10, 10), FullTraining()])
-def test_the_same_question_has_the_same_answer_and_leaves_the_sampler_as_it_was(algorithm):
+def test_repeated_preflights_are_equal_and_do_not_change_the_sampler(algorithm):
     def ask(sampler):
         return hpstage.preflight(
             space, steps=60, n_trials=12, sampler=sampler, algorithm=algorithm, workers=(2,), rehearsals=3
@@ -139,7 +139,7 @@ def test_makespan_of_full_training_is_predicted_within_fifteen_percent(costs):
 
 
 @pytest.mark.ci
-def test_makespan_of_halving_is_predicted_within_fifteen_percent_of_the_usual_search(costs):
+def test_makespan_of_successive_halving_is_predicted_within_fifteen_percent_of_the_median(costs):
     """The metrics decide, so it is a range, and is compared with searches that differ only in their metrics."""
     halving = SuccessiveHalving(15, 4, tree_aware=False)
     for fleet in preflight_with(costs, halving, workers=(1, 3)).fleets:
@@ -166,7 +166,7 @@ def preflight_with(costs, algorithm, workers):
     )
 
 
-def test_without_sharing_no_schedule_is_shorter_than_was_said():
+def test_a_search_without_sharing_takes_at_least_the_predicted_lower_bound():
     said = hpstage.preflight(space, steps=STEPS, n_trials=10, workers=(1, 3), step_seconds=true_seconds)
     for fleet in said.fleets:
         executor = SimulatedExecutor(fleet.workers, step_seconds=true_seconds)
@@ -188,7 +188,7 @@ def test_without_sharing_no_schedule_is_shorter_than_was_said():
 # --- checkpoints ------------------------------------------------------------------------------------------
 
 
-def test_the_most_checkpoints_that_are_needed_at_one_time():
+def test_preflight_predicts_the_largest_number_of_checkpoints_needed_at_one_time():
     """Two trials that part halfway, on one worker: the trunk's state and the end of whichever is not reported yet."""
 
     def fork(trial):
@@ -226,7 +226,7 @@ def test_simulated_time_passes_only_while_an_executor_waits():
     assert joined.worker == late and executor.clock() == 5.0
 
 
-def test_siblings_trained_as_one_are_rehearsed_as_one() -> None:
+def test_preflight_counts_stacked_training_of_siblings_with_its_step_times() -> None:
     def space(trial: optuna.Trial) -> dict[str, object]:
         return {"a": s.constant(trial.suggest_categorical("a", [0, 1, 2, 3]))}
 
@@ -241,7 +241,7 @@ def test_siblings_trained_as_one_are_rehearsed_as_one() -> None:
     assert "of this by fusing" in str(fused) and "of this by fusing" not in str(alone)
 
 
-def test_workers_that_would_be_idle_train_together():
+def test_preflight_lets_idle_workers_train_one_trial_together():
     lone = [
         hpstage.preflight(
             lambda trial: {"lr": 0.1}, steps=100, n_trials=1, workers=(4,), step_seconds=10.0, virtual_nodes=n
@@ -257,11 +257,11 @@ def test_workers_that_would_be_idle_train_together():
 # --- what cannot be -------------------------------------------------------------------------------------
 
 
-def test_a_sampler_without_an_end_wants_a_number_of_trials():
+def test_preflight_without_n_trials_is_refused_if_the_sampler_has_no_end():
     with pytest.raises(UsageError, match="n_trials"):
         hpstage.preflight(space, steps=STEPS)
 
 
-def test_a_continuous_space_has_no_grid():
+def test_a_continuous_space_is_refused_with_the_grid_sampler():
     with pytest.raises(UsageError, match="'lr' has no grid"):
         hpstage.preflight(lambda trial: {"lr": trial.suggest_float("lr", 0, 1)}, steps=2, sampler="grid")
