@@ -40,7 +40,7 @@ def test_no_line_of_the_stage_tree_is_crossed_or_overlaid(searched: Result) -> N
         assert not any(other.node.start < x <= other.reach for other in between)
 
 
-def test_branches_are_as_long_as_the_unique_steps_and_count_each_trial_once() -> None:
+def test_lengths_of_branches_sum_to_the_unique_steps_and_each_trial_counts_once_per_branch() -> None:
     run = Search(SimulatedExecutor(1))
     trials = [trial(i, {"a": s.piecewise({0: 1, 4: i // 2})}, 8) for i in range(4)]
     run.run(trials, [8, 6, 5, 8])
@@ -52,7 +52,7 @@ def test_branches_are_as_long_as_the_unique_steps_and_count_each_trial_once() ->
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 20, 1000])
-def test_the_foremost_branches_fill_the_rows_are_connected_and_include_required_ones(most: int) -> None:
+def test_shown_branches_fill_the_rows_are_connected_and_include_required_branches(most: int) -> None:
     branches = branches_of(open_book(search(n_trials=40)).trials)
     [*_, last] = branches
     for always in ([], [last]):
@@ -68,7 +68,7 @@ def test_the_foremost_branches_fill_the_rows_are_connected_and_include_required_
             assert count == most and max(left) <= min(branch.trials for branch in shown)
 
 
-def test_the_value_of_a_branch_is_the_best_measured_on_it_or_below_it(
+def test_the_value_of_a_branch_is_the_best_value_measured_on_it_or_below_it(
     searched: Result,
 ) -> None:
     book = open_book(searched)
@@ -91,7 +91,7 @@ def test_the_value_of_a_branch_is_the_best_measured_on_it_or_below_it(
     assert merit(None, maximize=True) < merit(-1e9, maximize=True) < merit(-1e9, maximize=False)
 
 
-def test_what_another_study_measured_farther_on_a_line_is_not_the_books() -> None:
+def test_results_of_another_study_on_a_shared_branch_are_not_counted_for_a_study() -> None:
     run = Search(SimulatedExecutor(1))
     one, two = (TrialAdded(TrialId(f"{name}/0"), {"a": s.constant(1)}, 8) for name in ("one", "two"))
     run.run([one], [8])

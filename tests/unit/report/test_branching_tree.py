@@ -39,7 +39,7 @@ def click(tree: Any, trial: str, at: object, values: str) -> list[str]:
 
 
 @pytest.mark.ci
-def test_a_click_trains_a_branch_and_shows_the_tree_with_it(result: hpstage.Result) -> None:
+def test_a_click_on_the_stage_tree_trains_a_branch_and_updates_the_tree(result: hpstage.Result) -> None:
     tree = result.branching_tree(hpstage.InlineExecutor())
     before = tree.page
     said = click(tree, "tape/0", 4, "a=[5, 6], b=2.0")
@@ -64,7 +64,7 @@ def test_a_click_trains_a_branch_and_shows_the_tree_with_it(result: hpstage.Resu
         ("tape/9", 4, "a=5", "tape/9"),
     ],
 )
-def test_what_cannot_be_trained_is_said(
+def test_a_click_with_an_invalid_branch_shows_the_error_and_leaves_the_tree_unchanged(
     result: hpstage.Result, trial: str, at: object, values: str, error: str
 ) -> None:
     tree = result.branching_tree(hpstage.InlineExecutor())

@@ -88,7 +88,7 @@ def steps_again(journal: MemoryJournal) -> int:
     st.booleans(),
     st.sampled_from([{}, SIDE_BY_SIDE, SEVERAL]),
 )
-def test_causes_sum_to_used_seconds_and_count_steps_that_another_trial_requested_first(
+def test_causes_of_savings_sum_to_busy_seconds_and_count_steps_shared_between_trials(
     rounds: list[list[TrialAdded]],
     data: st.DataObject,
     costs: tuple[float, float, float, float],
@@ -125,7 +125,7 @@ def test_causes_sum_to_used_seconds_and_count_steps_that_another_trial_requested
 
 @settings(max_examples=12)
 @given(st.lists(searches(), min_size=1, max_size=2), st.data())
-def test_where_every_step_takes_as_long_and_nothing_is_lost_no_second_is_left_to_estimates(
+def test_no_seconds_are_attributed_to_estimates_if_all_steps_take_equally_long_without_losses(
     rounds: list[list[TrialAdded]], data: st.DataObject
 ) -> None:
     run = Search(SimulatedExecutor(2, step_seconds=2.0, evaluate_seconds=1.0, load_seconds=4.0, save_seconds=0.5))
@@ -156,7 +156,7 @@ def unanswered_steps(account: Account, facts: list[Fact]) -> int:
 
 @settings(max_examples=8)
 @given(st.lists(searches(), min_size=1, max_size=2), st.data())
-def test_unanswered_training_counts_steps_whose_first_requester_has_no_result(
+def test_unanswered_training_counts_steps_whose_first_requesting_trial_has_no_result(
     rounds: list[list[TrialAdded]], data: st.DataObject
 ) -> None:
     run = Search(SimulatedExecutor(2, step_seconds=2.0, evaluate_seconds=1.0), checkpoint_every=3)
@@ -171,7 +171,7 @@ def test_unanswered_training_counts_steps_whose_first_requester_has_no_result(
             assert causes_of(Book(account)).unanswered == 2.0 * unanswered_steps(account, facts[:position])
 
 
-def test_steps_of_another_study_are_counted_apart_from_steps_shared_within_a_study() -> None:
+def test_steps_shared_with_another_study_are_counted_separately_from_steps_shared_within_a_study() -> None:
     run = Search(SimulatedExecutor(1, step_seconds=2.0, evaluate_seconds=1.0, save_seconds=0.25, load_seconds=1.0))
     first = trial(0, {"a": s.piecewise({0: 1, 5: 2})}, 8)
     run.run([first], [8])
@@ -220,7 +220,7 @@ def test_early_stopping_counts_steps_never_requested_of_ended_trials() -> None:
     assert found.full == 0.5 * 16 * 12
 
 
-def test_a_trial_that_another_carries_on_was_not_stopped_early() -> None:
+def test_a_trial_that_an_extended_trial_continues_does_not_count_as_stopped_early() -> None:
     study = optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=0))
     journal = MemoryJournal()
     for steps, extend in ((10, False), (20, True)):
@@ -254,7 +254,7 @@ def test_a_trial_that_failed_is_not_counted_as_stopped_early() -> None:
     assert found.alone == found.full
 
 
-def test_training_for_trials_without_a_result_is_counted() -> None:
+def test_training_of_trials_without_a_result_counts_as_unanswered() -> None:
     study = optuna.create_study(study_name="study")
     journal = MemoryJournal()
     options = {"metric": "score", "steps": 8, "n_trials": 2, "algorithm": FullTraining(), "store": journal}
@@ -266,7 +266,7 @@ def test_training_for_trials_without_a_result_is_counted() -> None:
     assert found.unanswered == found.train > 0.0
 
 
-def test_continuing_from_a_live_state_saves_the_mean_load_from_disk() -> None:
+def test_continuing_from_a_live_state_saves_the_mean_seconds_of_a_load_from_disk() -> None:
     run = Search(SimulatedExecutor(1, step_seconds=1.0, load_seconds=4.0))
     one, two = (trial(i, {"a": s.piecewise({0: 1, 4: i + 2})}, 8) for i in range(2))
     run.run([one], [4])
@@ -278,7 +278,7 @@ def test_continuing_from_a_live_state_saves_the_mean_load_from_disk() -> None:
     assert (found.from_disk, found.live, found.load) == (8.0, 4.0, 4.0)
 
 
-def test_idle_is_what_lies_between_the_stages_of_a_worker() -> None:
+def test_idle_seconds_are_those_between_the_stages_of_a_worker() -> None:
     executor = SimulatedExecutor(1, step_seconds=1.0)
     run = Search(executor)
     run.run([trial(0, {"a": s.constant(1)}, 4)], [4])
@@ -289,7 +289,7 @@ def test_idle_is_what_lies_between_the_stages_of_a_worker() -> None:
     assert found.used == 8.0
 
 
-def test_an_empty_plan_has_no_causes() -> None:
+def test_all_causes_of_savings_are_zero_for_an_empty_plan() -> None:
     run = Search(SimulatedExecutor(1))
     run.driver.finish()
     found = causes_of(open_book(run.journal))

@@ -90,7 +90,7 @@ def test_a_thousand_failures_are_grouped_by_the_three_lines_that_raised_them(
     assert legend is not None and "your code raised" in [text.get_text() for text in legend.get_texts()]
 
 
-def test_failures_are_grouped_by_line_or_without_a_traceback_by_summary() -> None:
+def test_failures_are_grouped_by_the_raising_line_or_by_summary_if_there_is_no_traceback() -> None:
     def failed(summary: str, trace: str, evaluating: bool = False) -> tuple[StageFailed, list[TrialId]]:
         return StageFailed(NodeId(0), 4, evaluating, UserFailure(summary, trace)), [TrialId("a/0")]
 
@@ -109,7 +109,7 @@ class FailingLate(Failing):
         super().train(step, hp)
 
 
-def test_training_that_raised_is_distinguished_from_training_that_was_lost() -> None:
+def test_the_timeline_labels_training_before_an_exception_as_failed_and_not_as_thrown_away() -> None:
     journal = MemoryJournal()
     hpstage.optimize(
         optuna.create_study(study_name="raising"),
@@ -146,7 +146,7 @@ def test_trials_whose_metric_is_nan_are_named_among_the_failures(tmp_path: Path)
     assert f"{some} failed without an exception, for example because a metric is NaN (trial" in text and numbers in text
 
 
-def test_cells_of_csv_files_are_text_that_steers_neither_terminals_nor_spreadsheets(tmp_path: Path) -> None:
+def test_csv_cells_contain_no_control_characters_and_no_spreadsheet_formulas(tmp_path: Path) -> None:
     names = {
         'a "quoted", name': 'a "quoted", name',
         "模型🙂": "模型🙂",
@@ -190,7 +190,7 @@ def test_cells_of_csv_files_are_text_that_steers_neither_terminals_nor_spreadshe
         assert {row["study"] for row in rows} == {"'=line\\rend"}
 
 
-def test_a_number_or_a_lone_surrogate_is_not_a_formula() -> None:
+def test_numbers_and_lone_surrogates_in_csv_cells_are_not_quoted_as_formulas() -> None:
     assert [cell(value) for value in (-1.5, -math.inf, None, True, -3, "+1", "-inf", "-")] == [
         -1.5, -math.inf, None, True, -3, "+1", "-inf", "'-"
     ]  # fmt: skip
@@ -217,7 +217,7 @@ def test_messages_of_exceptions_are_logged_without_escape_sequences(caplog: pyte
     assert not any(ord(c) < 32 and c != "\n" for c in caplog.text)
 
 
-def test_the_best_trials_are_listed_once_each_however_many_numbers_have_the_same_training(tmp_path: Path) -> None:
+def test_trials_with_the_same_training_are_listed_once_among_the_best_trials(tmp_path: Path) -> None:
     journal = MemoryJournal()
     result = search(journal, n_trials=24)
     groups = best_first(open_book(journal))
@@ -247,7 +247,7 @@ def test_workers_are_named_by_host_and_number_in_the_order_given() -> None:
 
 
 @pytest.mark.ci
-def test_a_plan_with_only_failures_has_a_page(tmp_path: Path) -> None:
+def test_a_plan_with_only_failures_has_a_report_page(tmp_path: Path) -> None:
     run = Search(SimulatedExecutor(1))
     run.driver.add([trial(0, {"a": s.constant(1)}, 8)])
     write(run.journal, TargetAsked(TrialId("study/0"), 8), StageFailed(NodeId(0), 2, False, UserFailure("", "")))

@@ -72,7 +72,7 @@ def space(trial: optuna.Trial) -> dict[str, object]:
     st.tuples(SECONDS, SECONDS, SECONDS, SECONDS),
     st.lists(st.floats(0.1, 2e4), max_size=2),
 )
-def test_seconds_used_and_saved_are_exactly_the_seconds_alone(
+def test_busy_and_saved_seconds_of_trials_sum_exactly_to_the_seconds_without_sharing(
     rounds: list[list[TrialAdded]], data: st.DataObject, costs: tuple[float, float, float, float], deaths: list[float]
 ) -> None:
     step, evaluate, load, save = costs
@@ -96,7 +96,7 @@ def test_seconds_used_and_saved_are_exactly_the_seconds_alone(
         assert 0 <= wasted <= total(found.workers.wasted_seconds)
 
 
-def test_the_first_trial_to_request_steps_is_charged_for_them_and_the_next_is_not() -> None:
+def test_steps_are_charged_to_the_first_trial_that_requests_them_and_not_to_later_trials() -> None:
     run = Search(SimulatedExecutor(1, step_seconds=2.0, evaluate_seconds=1.0))
     one, two = (trial(i, {"a": s.piecewise({0: 1, 5: 2 + i})}, 8) for i in range(2))
     run.run([one], [8])
@@ -110,7 +110,7 @@ def test_the_first_trial_to_request_steps_is_charged_for_them_and_the_next_is_no
     assert found.steps_shared.to_dict() == {"study/0": 0, "study/1": 5}
 
 
-def test_frames_agree_with_the_study_and_with_what_the_search_says_it_saved() -> None:
+def test_frames_agree_with_the_study_and_with_the_savings_of_the_result() -> None:
     result, journal = search()
     found = frames(journal)
     check_sums(found)
@@ -134,7 +134,7 @@ def test_frames_agree_with_the_study_and_with_what_the_search_says_it_saved() ->
     assert found.events.type.value_counts()["TrialEnded"] == len(expected)
 
 
-def test_a_second_study_pays_only_for_what_the_first_has_not_trained() -> None:
+def test_a_second_study_with_the_trials_of_the_first_study_is_charged_no_seconds() -> None:
     _, journal = search("one", algorithm=FullTraining())
     result, _ = search("two", journal, algorithm=FullTraining())
     found = frames(journal)
@@ -144,7 +144,7 @@ def test_a_second_study_pays_only_for_what_the_first_has_not_trained() -> None:
     assert set(found.stages.study) == {"one"}
 
 
-def test_forks_name_their_donor_and_longer_trials_what_they_extend() -> None:
+def test_frames_name_the_donor_of_a_fork_and_the_trial_that_a_longer_trial_extends() -> None:
     result, journal = search(algorithm=PopulationBasedTraining(interval=4), n_trials=6)
     forks = frames(journal).trials.dropna(subset="donor")
     expected = {t.number: t.user_attrs for t in result.study.get_trials() if "hpstage:donor" in t.user_attrs}
@@ -185,7 +185,7 @@ def test_frames_show_a_lost_checkpoint_and_a_killed_worker() -> None:
     assert lost.kept_bytes.isna().all()
 
 
-def test_several_objectives_have_a_column_each_and_open_trials_are_running() -> None:
+def test_frames_have_a_column_for_each_objective_and_unfinished_trials_are_running() -> None:
     study = optuna.create_study(study_name="two", directions=["maximize", "minimize"])
     journal = MemoryJournal()
     hpstage.optimize(
@@ -221,7 +221,7 @@ def test_a_plan_without_trials_has_empty_frames_with_all_columns() -> None:
     assert found.events.type.tolist() == ["PlanCreated"]
 
 
-def test_hyperparameters_of_several_types_are_one_column_that_files_can_hold(tmp_path) -> None:
+def test_a_hyperparameter_with_values_of_several_types_is_one_column_that_parquet_can_hold(tmp_path) -> None:
     run = Search(SimulatedExecutor(1))
     values = [1, "one", 2.5, True]
     run.run(
@@ -237,7 +237,7 @@ def test_hyperparameters_of_several_types_are_one_column_that_files_can_hold(tmp
     found.to_parquet(tmp_path / "stages.parquet")
 
 
-def test_parameters_that_json_has_no_form_for_are_written_as_python_writes_them() -> None:
+def test_parameters_that_json_cannot_represent_are_written_as_their_python_text() -> None:
     choices = [None, True, 1, 2.5, "text", math.inf, (1, 2), 2**70]
     study = optuna.create_study(study_name="odd", sampler=optuna.samplers.GridSampler({"x": range(len(choices))}))
 
@@ -258,7 +258,7 @@ def test_parameters_that_json_has_no_form_for_are_written_as_python_writes_them(
     assert sorted(found.params_x) == list(range(len(choices)))
 
 
-def test_folding_piece_by_piece_as_the_journal_grows_comes_to_the_same_account() -> None:
+def test_an_account_updated_record_by_record_equals_the_account_of_the_whole_journal() -> None:
     _, journal = search()
     whole, grown = new_account(journal), new_account(journal)
     whole.catch_up(journal)
@@ -272,14 +272,14 @@ def test_folding_piece_by_piece_as_the_journal_grows_comes_to_the_same_account()
 
 
 @given(st.lists(st.floats(0, 1e9), max_size=20), st.randoms())
-def test_rounded_seconds_add_up_to_the_same_in_any_order(seconds: list[float], random) -> None:
+def test_rounded_seconds_have_the_same_sum_in_any_order(seconds: list[float], random) -> None:
     values = [rounded(value) for value in seconds[:4]]
     assert all(abs(a - b) <= 2.0**-21 for a, b in zip(values, seconds, strict=False))
     shuffled = random.sample(values, len(values))
     assert sum(shuffled) == sum(values) == float(sum(map(Fraction, values)))
 
 
-def test_a_failure_counts_once_and_only_until_another_search_has_come_past_it() -> None:
+def test_a_failure_counts_once_and_only_until_later_training_passes_its_step() -> None:
     run = Search(SimulatedExecutor(1))
     run.driver.add([trial(0, {"a": s.constant(1)}, 8)])
     failed = StageFailed(NodeId(0), 4, False, UserFailure("ValueError: x", ""))

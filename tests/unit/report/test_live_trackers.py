@@ -60,7 +60,7 @@ class Following(LiveCallback):
 
 
 @pytest.mark.ci
-def test_rows_ascend_though_states_that_another_search_kept_are_evaluated_last(tmp_path: Path) -> None:
+def test_tracker_rows_are_in_order_of_steps_even_if_earlier_states_are_evaluated_last(tmp_path: Path) -> None:
     """Weights & Biases drops what comes later of an earlier step, and TensorBoard draws back and forth."""
     search(tmp_path, Following(), checkpoint_every=10, name="kept")
     following = Following()
@@ -125,7 +125,7 @@ def same(found: dict[str, dict[int, float]], wanted: dict[str, dict[int, float]]
 
 @pytest.mark.ci
 @pytest.mark.parametrize("every", [0.0, 1e6])
-def test_runs_have_what_trials_logged_and_measured_however_often_it_looks(tmp_path: Path, every: float) -> None:
+def test_tracker_runs_have_all_logged_and_measured_values_for_any_interval(tmp_path: Path, every: float) -> None:
     following = Following(every=every)
     result = search(tmp_path, following, evaluate_every=2)
     kept = following.kept
@@ -137,7 +137,7 @@ def test_runs_have_what_trials_logged_and_measured_however_often_it_looks(tmp_pa
 
 
 @pytest.mark.ci
-def test_a_run_grows_while_its_trial_trains(tmp_path: Path) -> None:
+def test_a_tracker_run_grows_while_its_trial_trains(tmp_path: Path) -> None:
     following = Following()
     early: list[dict[str, list[Row]]] = []
 
@@ -166,7 +166,7 @@ class Interrupted(Talking):
 
 
 @pytest.mark.ci
-def test_an_interrupted_search_closes_its_runs(tmp_path: Path) -> None:
+def test_an_interrupted_search_closes_its_tracker_runs(tmp_path: Path) -> None:
     following = Following()
     with pytest.raises(KeyboardInterrupt):
         search(tmp_path, following, Interrupted(), evaluate_every=1)
@@ -174,7 +174,7 @@ def test_an_interrupted_search_closes_its_runs(tmp_path: Path) -> None:
     assert sorted(following.kept.ends) == [(number, "running") for number in sorted(following.kept.rows)]
 
 
-def test_a_tracker_that_fails_is_left_with_one_warning_and_the_search_continues(
+def test_a_failing_tracker_is_no_longer_written_after_one_warning_and_the_search_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     following = Following()
@@ -187,7 +187,7 @@ def test_a_tracker_that_fails_is_left_with_one_warning_and_the_search_continues(
     assert "ConnectionError: the server is gone" in found[0]
 
 
-def test_a_single_run_and_its_branch_are_followed(tmp_path: Path) -> None:
+def test_a_single_run_and_its_branch_are_written_to_a_tracker(tmp_path: Path) -> None:
     first, second = Following(), Following()
     run = hpstage.train(
         Talking(),
@@ -206,7 +206,7 @@ def test_a_single_run_and_its_branch_are_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("every", [-1.0, float("nan"), "5"])
-def test_an_interval_that_is_none_is_refused(every: Any) -> None:
+def test_an_invalid_interval_of_a_tracker_callback_is_refused(every: Any) -> None:
     with pytest.raises(UsageError, match="every"):
         Following(every=every)
 
@@ -274,7 +274,7 @@ def test_wandb_has_the_runs_of_a_search(tmp_path: Path) -> None:
         until(whole, "the run has all rows", 60.0)
 
 
-def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_callback_whose_package_is_not_installed_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     from hpstage.report import WeightsAndBiasesCallback

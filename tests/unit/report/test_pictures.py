@@ -136,7 +136,7 @@ def empty() -> Book:
 # --- the stage tree ---------------------------------------------------------------------------------------
 
 
-def test_the_stage_tree_names_trials_what_separates_them_and_the_best(
+def test_the_stage_tree_picture_names_its_trials_their_differing_values_and_the_best_trial(
     searched: tuple[hpstage.Result, Book],
 ) -> None:
     result, book = searched
@@ -149,7 +149,7 @@ def test_the_stage_tree_names_trials_what_separates_them_and_the_best(
     assert not any(text.startswith("+") for text in said)
 
 
-def test_a_line_is_drawn_for_each_unfolded_branch_in_the_interactive_trees_place_and_colour(
+def test_the_stage_tree_picture_draws_branches_in_the_place_and_colour_of_the_interactive_tree(
     searched: tuple[hpstage.Result, Book],
 ) -> None:
     figures = pytest.importorskip("hpstage.report.tree.figure")
@@ -167,7 +167,7 @@ def test_a_line_is_drawn_for_each_unfolded_branch_in_the_interactive_trees_place
         assert tuple(colour) == to_rgba(colour_of(layout.branches[i].rank))
 
 
-def test_a_tree_of_500_trials_is_folded_to_a_page_and_counts_those_left_out() -> None:
+def test_a_stage_tree_of_500_trials_is_folded_to_one_page_and_counts_hidden_branches() -> None:
     result, journal = search(n_trials=500, space=continuous, algorithm=FullTraining())
     book = open_book(journal)
     figure = draw_stage_tree(book)
@@ -181,7 +181,7 @@ def test_a_tree_of_500_trials_is_folded_to_a_page_and_counts_those_left_out() ->
     assert figure.get_figheight() <= style.TALLEST
 
 
-def test_the_best_trials_path_is_drawn_even_if_other_branches_have_more_trials_or_better_values(
+def test_the_path_of_the_best_trial_is_drawn_even_if_other_branches_have_better_values(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("hpstage.report.pictures.stage_tree.ROWS", 3)
@@ -201,7 +201,7 @@ def test_the_best_trials_path_is_drawn_even_if_other_branches_have_more_trials_o
     assert {tuple(band.get_xydata()[0]), tuple(band.get_xydata()[-1])} <= ends
 
 
-def test_no_text_overlaps_another_or_lies_outside_the_picture() -> None:
+def test_texts_of_the_stage_tree_picture_do_not_overlap_and_lie_inside_the_picture() -> None:
     for n_trials in (1, 24, 200):
         figure = draw_stage_tree(open_book(search(n_trials=n_trials)[1]))
         figure.draw_without_rendering()
@@ -215,7 +215,7 @@ def test_no_text_overlaps_another_or_lies_outside_the_picture() -> None:
                 assert across <= 0 or down <= 0.4 * min(box.height, other.height)  # heights include descenders
 
 
-def test_the_trials_that_end_on_a_line_are_named_with_their_value_and_their_study_if_there_are_several() -> None:
+def test_trials_are_named_at_the_end_of_their_branch_and_with_their_study_if_there_are_several() -> None:
     result, journal = search(n_trials=4)
     said = texts(draw_stage_tree(open_book(journal)))
     for one in result.study.trials:
@@ -227,14 +227,14 @@ def test_the_trials_that_end_on_a_line_are_named_with_their_value_and_their_stud
     assert any(re.match(r"trials? other/\d", text) for text in said)
 
 
-def test_failures_are_marked_where_they_happened() -> None:
+def test_failures_are_marked_in_the_stage_tree_picture() -> None:
     figure = draw_stage_tree(open_book(failed_search()))
     assert "failed" in texts(figure)
     [crosses] = [c for c in figure.axes[0].collections if isinstance(c, PathCollection)]
     assert len(crosses.get_offsets()) > 0
 
 
-def test_next_to_the_tree_each_trial_is_a_line_and_a_step_is_as_long_in_both_panels(
+def test_trials_without_sharing_are_drawn_next_to_the_stage_tree_on_the_same_scale_of_steps(
     searched: tuple[hpstage.Result, Book],
 ) -> None:
     result, book = searched
@@ -255,7 +255,7 @@ def test_next_to_the_tree_each_trial_is_a_line_and_a_step_is_as_long_in_both_pan
 # --- the timeline -----------------------------------------------------------------------------------------
 
 
-def test_bars_of_a_worker_do_not_overlap_and_sum_to_its_seconds() -> None:
+def test_timeline_bars_of_a_worker_do_not_overlap_and_sum_to_busy_seconds() -> None:
     # A simulated chain that is amended while it loads gets the rest of its loading for nothing: hence none here.
     result, journal = search(load_seconds=0.0)
     drawn = list(bars(open_book(journal)))
@@ -265,7 +265,7 @@ def test_bars_of_a_worker_do_not_overlap_and_sum_to_its_seconds() -> None:
         assert all(stop <= start + 1e-9 for (_, stop), (start, _) in pairwise(mine))
 
 
-def test_bars_end_at_the_time_of_their_fact_in_the_order_of_the_work() -> None:
+def test_timeline_bars_are_in_the_order_of_the_work_and_end_at_the_time_of_their_report() -> None:
     worker = WorkerId("w")
     account = Account(SearchPlan(WORKLOAD))
     charge(account, reached(worker, 10.0, train=4.0, load=1.0, evaluate=2.0, save=0.5))
@@ -305,7 +305,7 @@ def test_the_timeline_shows_how_busy_each_worker_was(searched: tuple[hpstage.Res
     assert any(text.startswith("3 workers, busy ") for text in said)
 
 
-def test_more_bars_than_pixels_become_an_image_whose_colours_are_the_shares_of_time() -> None:
+def test_a_timeline_with_more_bars_than_pixels_is_an_image_coloured_by_shares_of_time() -> None:
     account = Account(SearchPlan(WORKLOAD))
     count = MOST_BARS
     for worker, train in (("a", 0.25), ("b", 0.75)):
@@ -323,7 +323,9 @@ def test_more_bars_than_pixels_become_an_image_whose_colours_are_the_shares_of_t
 # --- savings ----------------------------------------------------------------------------------------------
 
 
-def test_the_waterfall_leads_from_sum_to_sum_and_ends_at_what_was_used(searched: tuple[hpstage.Result, Book]) -> None:
+def test_the_savings_waterfall_adds_up_from_total_to_total_and_ends_at_busy_seconds(
+    searched: tuple[hpstage.Result, Book],
+) -> None:
     _, book = searched
     found = causes_of(book)
     level = 0.0
@@ -341,7 +343,7 @@ def test_the_waterfall_leads_from_sum_to_sum_and_ends_at_what_was_used(searched:
     assert any(f"{found.used:.2f} busy worker-seconds" in text for text in said)
 
 
-def test_the_waterfall_subtracts_savings_of_live_states_and_adds_overheads() -> None:
+def test_the_savings_waterfall_subtracts_savings_of_live_states_and_adds_overheads() -> None:
     run = Search(SimulatedExecutor(1, step_seconds=1.0, load_seconds=4.0, save_seconds=0.5))
     one, two = (trial(i, {"a": s.piecewise({0: 1, 4: i + 2})}, 8) for i in range(2))
     for added, stop in ((one, 4), (one, 8), (two, 8)):
@@ -351,7 +353,7 @@ def test_the_waterfall_subtracts_savings_of_live_states_and_adds_overheads() -> 
     assert sum(found.values()) == 2 * found["busy"]
 
 
-def test_steps_trained_by_another_study_are_a_separate_cause() -> None:
+def test_steps_trained_by_another_study_are_a_separate_cause_in_the_savings_picture() -> None:
     _, journal = search(n_trials=12)
     search(journal, name="other", n_trials=12)
     book = open_book(journal, "other")
@@ -362,7 +364,7 @@ def test_steps_trained_by_another_study_are_a_separate_cause() -> None:
 # --- the merge rate ---------------------------------------------------------------------------------------
 
 
-def test_the_merge_rate_ends_at_that_of_the_search_and_counts_what_a_count_by_hand_does() -> None:
+def test_the_merge_rate_picture_ends_at_the_merge_rate_of_the_search() -> None:
     first, journal = search(n_trials=12)
     second, _ = search(journal, name="other", n_trials=12, seed=1)
     plan = open_book(journal)
@@ -389,7 +391,7 @@ def test_the_merge_rate_ends_at_that_of_the_search_and_counts_what_a_count_by_ha
         assert any(f"Merge rate {savings.merge_rate:.2f}" in text for text in texts(draw_merge_rate(book)))
 
 
-def test_requests_are_placed_at_the_time_of_the_result_that_caused_them() -> None:
+def test_requested_steps_appear_in_the_history_at_the_time_of_the_result_that_caused_them() -> None:
     run = Search(SimulatedExecutor(1, step_seconds=1.0))
     one, two = (trial(i, {"a": s.piecewise({0: 1, 2: 2 + i})}, 8) for i in range(2))
     run.run([one], [4])
@@ -402,7 +404,7 @@ def test_requests_are_placed_at_the_time_of_the_result_that_caused_them() -> Non
 # --- metrics ----------------------------------------------------------------------------------------------
 
 
-def test_each_node_is_drawn_once_and_begins_where_its_line_was_measured_last(
+def test_the_metrics_picture_draws_each_node_once_from_the_last_value_measured_before_it(
     searched: tuple[hpstage.Result, Book],
 ) -> None:
     _, book = searched
@@ -427,7 +429,7 @@ def test_each_node_is_drawn_once_and_begins_where_its_line_was_measured_last(
     assert {"24 trials", "value", "training step"} <= set(texts(figure))
 
 
-def test_values_that_diverged_are_left_out_of_the_axis_and_counted() -> None:
+def test_diverged_values_are_left_out_of_the_axis_of_the_metrics_picture_and_counted() -> None:
     def measure(key: str, step: int) -> dict[str, float]:
         share = int(key, 16) / 16 ** len(key)
         return {"value": -1e9 if share > 0.975 else math.nan if share < 0.04 else -math.inf if share < 0.08 else share}
@@ -451,7 +453,7 @@ def test_values_that_diverged_are_left_out_of_the_axis_and_counted() -> None:
 
 @pytest.mark.parametrize("draw", [draw_stage_tree, draw_metrics])
 @pytest.mark.parametrize("huge", [1.7e308, -1.7e308])
-def test_values_at_the_end_of_what_floats_can_hold_do_not_spoil_a_picture(
+def test_pictures_with_values_near_the_limits_of_floats_are_drawn(
     draw: Callable[[Book], Figure], huge: float, tmp_path: Path
 ) -> None:
     def measure(key: str, step: int) -> dict[str, float]:
@@ -461,7 +463,7 @@ def test_values_at_the_end_of_what_floats_can_hold_do_not_spoil_a_picture(
     assert save(draw(open_book(journal)), tmp_path / "picture.png").stat().st_size > 0
 
 
-def test_the_best_value_is_in_the_picture_however_far_it_is_from_the_others() -> None:
+def test_the_metrics_picture_includes_the_best_value_even_if_it_is_far_from_other_values() -> None:
     def measure(key: str, step: int) -> dict[str, float]:
         share = int(key, 16) / 16 ** len(key)
         return {"value": 1e9 if share > 0.97 else -share}
@@ -484,14 +486,14 @@ def test_values_over_many_decades_are_drawn_on_a_logarithmic_axis() -> None:
 
 
 @pytest.mark.parametrize("name", DRAW)
-def test_a_plan_without_trials_has_pictures_that_say_so(name: str) -> None:
+def test_pictures_of_a_plan_without_trials_state_that_there_is_no_data(name: str) -> None:
     [said] = texts(DRAW[name](empty()))
     assert said.startswith(("No", "There is no"))
     assert style.svg(DRAW[name](empty()))
 
 
 @pytest.mark.parametrize("name", DRAW)
-def test_pictures_are_the_same_under_whatever_style_the_process_has(
+def test_pictures_do_not_depend_on_the_matplotlib_style_of_the_process(
     name: str, searched: tuple[hpstage.Result, Book]
 ) -> None:
     usual = style.svg(DRAW[name](searched[1]))
@@ -500,20 +502,20 @@ def test_pictures_are_the_same_under_whatever_style_the_process_has(
 
 
 @pytest.mark.parametrize("name", DRAW)
-def test_one_trial_has_pictures(name: str) -> None:
+def test_pictures_of_a_plan_with_one_trial_are_drawn(name: str) -> None:
     _, journal = search(n_trials=1)
     assert style.svg(DRAW[name](open_book(journal, "study"))).startswith(b"<?xml")
 
 
 @pytest.mark.parametrize("name", DRAW)
-def test_a_plan_that_was_driven_without_a_study_has_pictures(name: str) -> None:
+def test_pictures_of_a_plan_without_a_study_are_drawn(name: str) -> None:
     run = Search(SimulatedExecutor(2, step_seconds=1.0))
     run.run([trial(i, {"a": s.piecewise({0: 1, 4: i})}, 8) for i in range(4)], [8, 8, 6, 3])
     assert style.svg(DRAW[name](open_book(run.journal)))
 
 
 @pytest.mark.parametrize("name", DRAW)
-def test_trials_that_failed_have_pictures(name: str) -> None:
+def test_pictures_of_a_search_with_only_failed_trials_are_drawn(name: str) -> None:
     assert style.svg(DRAW[name](open_book(failed_search())))
 
 
@@ -537,7 +539,7 @@ def failed_search() -> MemoryJournal:
 @pytest.mark.ci
 @pytest.mark.parametrize("name", DRAW)
 @pytest.mark.ci_one_in(2)
-def test_what_users_typed_is_drawn_literally_in_every_format(name: str, tmp_path: Path) -> None:
+def test_names_typed_by_users_are_drawn_literally_in_every_format(name: str, tmp_path: Path) -> None:
     _, journal = search(name=HOSTILE, n_trials=6, metric=HOSTILE)
     figure = DRAW[name](open_book(journal))
     for kind in ("png", "svg", "pdf"):
@@ -554,7 +556,9 @@ def test_what_users_typed_is_drawn_literally_in_every_format(name: str, tmp_path
 
 @pytest.mark.ci
 @pytest.mark.parametrize("draw", [draw_stage_tree, draw_beside_alone])
-def test_parameters_of_any_name_and_length_are_written(draw: Callable[[Book], Figure], tmp_path: Path) -> None:
+def test_pictures_with_long_or_unusual_parameter_names_are_saved_in_every_format(
+    draw: Callable[[Book], Figure], tmp_path: Path
+) -> None:
     wide = "\N{CJK UNIFIED IDEOGRAPH-5B66}\N{GRINNING FACE}" * 75
 
     def space(trial: optuna.Trial) -> dict[str, s.Schedule]:
@@ -567,7 +571,7 @@ def test_parameters_of_any_name_and_length_are_written(draw: Callable[[Book], Fi
         assert style.save(figure, tmp_path / f"picture.{kind}").stat().st_size > 1000
 
 
-def test_names_are_put_on_one_line_and_shortened() -> None:
+def test_names_in_pictures_are_put_on_one_line_and_shortened() -> None:
     assert plain("plain name") == "plain name"
     assert plain("a\nb\x1b[31m\u202e") == r"a\nb\x1b[31m\u202e"
     assert plain("x" * 30, 10) == "x" * 9 + "\N{HORIZONTAL ELLIPSIS}"
@@ -581,7 +585,7 @@ def test_trials_without_a_number_are_named_by_the_end_of_their_id(tmp_path: Path
     assert style.save(figure, tmp_path / "picture.png").exists()
 
 
-def test_names_of_workers_are_shortened_and_taken_literally(tmp_path: Path) -> None:
+def test_names_of_workers_are_drawn_literally_in_the_timeline(tmp_path: Path) -> None:
     account = Account(SearchPlan(WORKLOAD))
     for worker in (HOSTILE, "$a_{", ""):
         charge(account, reached(WorkerId(worker), 3.0, train=1.0))
@@ -590,7 +594,7 @@ def test_names_of_workers_are_shortened_and_taken_literally(tmp_path: Path) -> N
     assert any(text.startswith("$a_{  ") for text in texts(figure))
 
 
-def test_equal_pictures_are_equal_files(searched: tuple[hpstage.Result, Book], tmp_path: Path) -> None:
+def test_a_picture_saved_twice_gives_equal_files(searched: tuple[hpstage.Result, Book], tmp_path: Path) -> None:
     _, book = searched
     for kind in ("png", "svg", "pdf"):
         one, two = (style.save(draw_merge_rate(book), tmp_path / f"{i}.{kind}") for i in range(2))
@@ -600,7 +604,7 @@ def test_equal_pictures_are_equal_files(searched: tuple[hpstage.Result, Book], t
 # --- parameters -------------------------------------------------------------------------------------------
 
 
-def test_the_parameter_that_decides_is_the_most_important() -> None:
+def test_the_parameter_that_decides_the_value_has_the_highest_importance() -> None:
     numbers = [(i % 7, i % 3, i) for i in range(40)]
     trials = [({"lr": 10.0**-a, "kind": "xyz"[b], "seed": c}, float(a) + 0.01 * b) for a, b, c in numbers]
     found = importances(trials, maximize=True)
@@ -609,14 +613,14 @@ def test_the_parameter_that_decides_is_the_most_important() -> None:
     assert found == importances(trials, maximize=True)
 
 
-def test_categories_may_be_infinite_nan_none_and_switches() -> None:
+def test_parameter_importance_accepts_infinite_nan_none_and_boolean_categories() -> None:
     choices = [math.inf, math.nan, None, True, 1, "1"]
     trials = [({"clip": choices[i % 6]}, float(i % 6)) for i in range(24)]
     assert importances(trials, maximize=True) == {"clip": 1.0}
     assert len(_Column([params["clip"] for params, _ in trials]).ticks) == 5  # 1 and "1" have one text
 
 
-def test_parameters_are_drawn_with_their_values_and_names_as_text() -> None:
+def test_the_parameters_picture_draws_values_and_names_as_literal_text() -> None:
     run = hpstage.optimize(
         optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=1)),
         Tape(),
@@ -641,7 +645,7 @@ def test_parameters_are_drawn_with_their_values_and_names_as_text() -> None:
     assert style.svg(figure)
 
 
-def test_infinite_values_compare_no_parameters() -> None:
+def test_the_parameters_picture_compares_no_parameters_if_all_values_are_infinite() -> None:
     executor = SimulatedExecutor(1, measure=lambda key, step: {"value": math.inf})
     hpstage.optimize(
         optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=1)),

@@ -125,7 +125,7 @@ def test_a_search_that_was_refused_before_its_first_trial_is_in_no_report(tmp_pa
 
 
 @pytest.mark.ci
-def test_with_one_study_on_the_plan_the_figures_are_those_of_the_search(
+def test_the_report_of_a_plan_with_one_study_has_the_figures_of_the_search_result(
     reported: tuple[Result, Path], tmp_path: Path
 ) -> None:
     result, reported_by_result = reported
@@ -158,7 +158,7 @@ def test_with_one_study_on_the_plan_the_figures_are_those_of_the_search(
     assert reported_by_journal.read_bytes() == reported_by_result.read_bytes()
 
 
-def test_the_makespan_is_from_the_first_beginning_to_the_last_report() -> None:
+def test_the_makespan_lasts_from_the_start_of_the_first_stage_to_the_last_report() -> None:
     run = Search(SimulatedExecutor(1, step_seconds=2.0, evaluate_seconds=1.0, load_seconds=0.5, save_seconds=0.25))
     run.run([trial(0, {"a": s.constant(1)}, 8)], [8])
     saved = open_book(run.journal).savings
@@ -167,7 +167,7 @@ def test_the_makespan_is_from_the_first_beginning_to_the_last_report() -> None:
     assert (saved.workers, saved.saved_seconds) == (1, -0.25)
 
 
-def test_trials_of_a_study_are_those_of_its_storage(reported: tuple[Result, Path]) -> None:
+def test_the_trials_table_of_the_report_equals_the_trials_of_the_optuna_study(reported: tuple[Result, Path]) -> None:
     result, page = reported
     rows = read(page.with_name("trials.csv"))
     expected = result.study.trials
@@ -178,7 +178,7 @@ def test_trials_of_a_study_are_those_of_its_storage(reported: tuple[Result, Path
         assert [float(row[f"params_{name}"]) for row in rows] == [t.params[name] for t in expected]
 
 
-def test_shared_steps_are_prefixes_requested_of_an_earlier_trial(reported: tuple[Result, Path]) -> None:
+def test_shared_steps_of_a_trial_are_prefixes_that_an_earlier_trial_requested(reported: tuple[Result, Path]) -> None:
     result, page = reported
     rows = read(page.with_name("trials.csv"))
     prefixes = []
@@ -191,7 +191,7 @@ def test_shared_steps_are_prefixes_requested_of_an_earlier_trial(reported: tuple
 
 
 @pytest.mark.ci
-def test_studies_on_one_plan_have_books_that_share_nothing_and_sum_to_the_plans(places: dict[str | None, Path]) -> None:
+def test_reports_of_two_studies_on_one_plan_sum_to_the_report_of_the_plan(places: dict[str | None, Path]) -> None:
     for place in places.values():
         check_balance(place)
     for table in ("trials", "stages"):
@@ -215,7 +215,7 @@ def test_studies_on_one_plan_have_books_that_share_nothing_and_sum_to_the_plans(
 
 
 @pytest.mark.ci
-def test_states_of_a_study_are_those_that_its_trials_pass(
+def test_the_states_table_of_a_study_has_only_states_on_the_paths_of_its_trials(
     journal: MemoryJournal, places: dict[str | None, Path]
 ) -> None:
     book = open_book(journal, "early")
@@ -231,7 +231,7 @@ def test_states_of_a_study_are_those_that_its_trials_pass(
 
 
 @pytest.mark.ci
-def test_a_result_reports_its_study_also_where_others_share_the_plan(tmp_path: Path) -> None:
+def test_the_report_of_a_result_covers_only_its_study_if_other_studies_share_the_plan(tmp_path: Path) -> None:
     journal = MemoryJournal()
     search(journal, name="other", n_trials=3)
     result = search(journal, name="mine", n_trials=5, seed=3)
@@ -255,7 +255,7 @@ def test_a_study_that_trains_nothing_new_has_a_report(tmp_path: Path) -> None:
     assert sum(int(row["steps_shared"]) for row in rows) == again.savings.steps_asked > again.savings.steps_unique > 0
 
 
-def test_the_best_trial_is_the_studys_with_its_parameters_and_schedules(reported: tuple[Result, Path]) -> None:
+def test_the_report_shows_the_best_trial_with_its_parameters_and_schedules(reported: tuple[Result, Path]) -> None:
     result, page = reported[0], Page(reported[1])
     best = result.best_trial
     assert f"Trial {best.number}: value {best.value:.6g}" in page.text
@@ -284,7 +284,7 @@ def test_forks_and_extended_trials_are_in_the_report(tmp_path: Path) -> None:
     assert open_book(journal).savings.lower_bound_seconds is None  # two searches, with a pause between them
 
 
-def test_several_objectives_have_a_pareto_front(tmp_path: Path) -> None:
+def test_the_report_of_two_objectives_shows_the_pareto_front_of_the_study(tmp_path: Path) -> None:
     study = optuna.create_study(study_name="two", directions=["maximize", "minimize"])
     hpstage.optimize(
         study,
@@ -309,14 +309,14 @@ POINTS = st.integers(1, 4).flatmap(lambda n: st.lists(st.tuples(*[st.sampled_fro
 
 
 @given(POINTS)
-def test_undominated_points_are_those_that_no_other_dominates(points: list[tuple[float, ...]]) -> None:
+def test_undominated_points_are_the_points_that_no_other_point_dominates(points: list[tuple[float, ...]]) -> None:
     def dominates(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
         return a != b and all(x <= y for x, y in zip(a, b, strict=True))
 
     assert undominated(points) == sorted({b for b in points if not any(dominates(a, b) for a in points)})
 
 
-def test_the_page_needs_nothing_besides_itself(reported: tuple[Result, Path]) -> None:
+def test_the_report_page_loads_no_external_resources(reported: tuple[Result, Path]) -> None:
     result, page = reported
     assert result.write_report(page.parent) == page, "the second replaces the first"
     assert page.parts[-3:] == ("new", "folder", "index.html")
@@ -339,7 +339,7 @@ def test_the_page_needs_nothing_besides_itself(reported: tuple[Result, Path]) ->
 
 
 @pytest.mark.ci
-def test_text_that_users_typed_appears_unchanged_on_the_page(tmp_path: Path) -> None:
+def test_text_typed_by_users_appears_unchanged_on_the_report_page(tmp_path: Path) -> None:
     study = optuna.create_study(study_name=HOSTILE, direction="minimize")
 
     def hostile(trial: optuna.Trial) -> dict[str, object]:
@@ -365,7 +365,7 @@ def test_text_that_users_typed_appears_unchanged_on_the_page(tmp_path: Path) -> 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("objectives", [1, 2])
-def test_every_name_and_value_on_the_page_is_text(tmp_path: Path, objectives: int) -> None:
+def test_names_and_values_with_html_tags_appear_as_text_on_the_report_page(tmp_path: Path, objectives: int) -> None:
     def tag(what: str) -> str:
         return f"<b {what}> & \" '"
 
@@ -440,7 +440,7 @@ def test_failures_are_shown_with_their_trials_and_their_traceback(tmp_path: Path
     assert "Your code raised an exception 2 times" in page.text
 
 
-def test_many_failures_are_counted(tmp_path: Path) -> None:
+def test_failures_of_one_cause_are_shown_once_with_their_number(tmp_path: Path) -> None:
     run = Search(SimulatedExecutor(1))
     run.driver.add([trial(i, {"a": s.constant(i)}, 8) for i in range(50)])
     failed = [StageFailed(NodeId(i), 2, False, UserFailure("ValueError: x", "")) for i in range(50)]
@@ -450,7 +450,7 @@ def test_many_failures_are_counted(tmp_path: Path) -> None:
     assert "training, 50 times, step 2 (trials 0, " in text and " and 38 more): ValueError: x" in text
 
 
-def test_failures_of_another_study_are_not_a_studys(tmp_path: Path) -> None:
+def test_failures_of_another_study_are_not_counted_for_a_study(tmp_path: Path) -> None:
     journal = MemoryJournal()
     search(journal, name="one", n_trials=3)
     book = open_book(journal)
@@ -484,7 +484,7 @@ def test_a_study_whose_search_has_not_ended_is_unfinished_in_the_table_of_studie
 
 
 @pytest.mark.ci
-def test_a_plan_that_is_being_searched_has_a_report_at_every_moment(tmp_path: Path) -> None:
+def test_a_report_can_be_written_at_every_moment_of_a_search(tmp_path: Path) -> None:
     journal = MemoryJournal()
     search(journal, n_trials=8)
     for stop in range(1, len(separated(journal)) + 1, 46):
@@ -510,7 +510,7 @@ def test_a_journal_without_directions_has_no_best_trial(tmp_path: Path) -> None:
     assert "did not record the direction" in page.text and "metric value, begun" in page.text
 
 
-def test_a_nan_is_never_the_best() -> None:
+def test_a_trial_with_the_value_nan_is_never_the_best_trial() -> None:
     journal = MemoryJournal()
     search(journal, n_trials=8)
     spoilt = MemoryJournal()
@@ -523,7 +523,7 @@ def test_a_nan_is_never_the_best() -> None:
     assert book.best is not None and book.values[book.best] == (-math.inf,)
 
 
-def test_a_search_whose_every_value_is_equal_has_a_report(tmp_path: Path) -> None:
+def test_the_report_of_a_search_with_equal_values_lists_the_best_trial_once(tmp_path: Path) -> None:
     study = optuna.create_study(study_name="flat", sampler=optuna.samplers.RandomSampler(seed=0))
     result = hpstage.optimize(
         study,
@@ -540,7 +540,7 @@ def test_a_search_whose_every_value_is_equal_has_a_report(tmp_path: Path) -> Non
 
 
 @pytest.mark.ci
-def test_discarded_work_is_allocated_and_shown(tmp_path: Path) -> None:
+def test_seconds_lost_with_a_killed_worker_are_shown_as_thrown_away_in_the_report(tmp_path: Path) -> None:
     executor = SimulatedExecutor(1, step_seconds=1.0)
     executor.cluster.kill(executor.cluster.join(0.0), 3.5)
     run = Search(executor, checkpoint_every=2)
@@ -551,7 +551,7 @@ def test_discarded_work_is_allocated_and_shown(tmp_path: Path) -> None:
     assert [row["outcome"] for row in read(tmp_path / "workers.csv")].count("died") == 1
 
 
-def test_unwritable_and_unreadable_paths_are_refused(tmp_path: Path) -> None:
+def test_a_report_with_an_unwritable_folder_or_an_unreadable_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="give another folder"):
         search(n_trials=2).write_report(tmp_path / "file")
@@ -560,7 +560,7 @@ def test_unwritable_and_unreadable_paths_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "report").exists()
 
 
-def test_a_worker_of_a_charge_without_a_chain_is_counted() -> None:
+def test_a_worker_is_counted_even_if_the_journal_has_no_start_of_its_chain() -> None:
     run = Search(SimulatedExecutor(1))
     run.driver.add([trial(0, {"a": s.constant(1)}, 8)])
     run.driver.log.write([StateReached(ChainId("c"), WorkerId("w"), NodeId(0), 0, 4, 10.0, 4.0)])

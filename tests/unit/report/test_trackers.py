@@ -84,7 +84,7 @@ def equal(found: Curves, wanted: Curves) -> bool:
     )
 
 
-def test_a_run_is_the_log_the_metrics_and_the_parameters_of_its_trial(store: Path) -> None:
+def test_a_tracker_run_has_the_log_the_metrics_and_the_parameters_of_its_trial(store: Path) -> None:
     for number, run in enumerate(runs(store)):
         found: dict[str, dict[int, float]] = {}
         for step, values in run.rows:
@@ -96,14 +96,14 @@ def test_a_run_is_the_log_the_metrics_and_the_parameters_of_its_trial(store: Pat
         assert [step for step, _ in run.rows] == sorted({step for step, _ in run.rows})
 
 
-def test_names_that_are_made_plain_stay_apart() -> None:
+def test_different_names_made_safe_for_paths_stay_different() -> None:
     assert plain_name("digits-2") == "digits-2"
     names = [plain_name(name) for name in ("a/b", "a b", "a_b", "..", ".", "", "x" * 200, "x" * 201)]
     assert len(set(names)) == len(names)
     assert all("/" not in name and name.strip(".") for name in names)
 
 
-def test_tensorboard_reads_the_values_and_the_parameters(store: Path, tmp_path: Path) -> None:
+def test_tensorboard_reads_the_values_and_parameters_of_exported_trials(store: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -131,7 +131,7 @@ def test_tensorboard_reads_the_values_and_the_parameters(store: Path, tmp_path: 
 # MLflow's tables, as SQLAlchemy sees them.
 @pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 @pytest.mark.ci
-def test_mlflow_reads_the_values_and_the_parameters(store: Path, tmp_path: Path) -> None:
+def test_mlflow_reads_the_values_and_parameters_of_exported_trials(store: Path, tmp_path: Path) -> None:
     pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
     from mlflow import MlflowClient
 
@@ -157,7 +157,7 @@ def test_mlflow_reads_the_values_and_the_parameters(store: Path, tmp_path: Path)
 
 
 @pytest.mark.ci
-def test_wandb_reads_the_values_and_the_parameters(store: Path, tmp_path: Path) -> None:
+def test_wandb_reads_the_values_and_parameters_of_exported_trials(store: Path, tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="the extra wandb is not installed")
     export(store, "wandb", tmp_path / "runs")
     wanted = {run.number: run for run in runs(store)}
@@ -205,7 +205,7 @@ def kept_in(file: Path) -> tuple[str, dict[str, Any], dict[str, dict[int, float]
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "mlflow", "wandb"])
-def test_a_tracker_that_is_not_installed_is_named(
+def test_an_export_to_a_tracker_that_is_not_installed_is_refused_by_name(
     store: Path, tmp_path: Path, tracker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import sys
@@ -217,7 +217,7 @@ def test_a_tracker_that_is_not_installed_is_named(
         export(store, tracker, tmp_path / "runs")
 
 
-def test_a_folder_that_cannot_be_written_is_named(store: Path, tmp_path: Path) -> None:
+def test_an_export_to_an_unwritable_folder_is_refused_by_name(store: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"cannot write to .*file"):

@@ -50,14 +50,14 @@ def loaded(page: str) -> list[str]:
 
 @pytest.mark.ci
 @pytest.mark.parametrize(("n_trials", "value"), [(1, 0.5), (4, math.inf), (4, 1e308)])
-def test_what_users_typed_ends_no_element_of_the_page(n_trials: int, value: float) -> None:
+def test_text_typed_by_users_cannot_inject_html_into_the_stage_tree_page(n_trials: int, value: float) -> None:
     page = tree_page(open_book(hostile(n_trials, value)))
     assert "window.harmed" in page  # as data
     assert HOSTILE not in page and "<script>window.harmed" not in page and "<img src=x" not in page
 
 
 @pytest.mark.ci
-def test_the_page_loads_nothing_and_its_frame_holds_all_of_it() -> None:
+def test_the_stage_tree_page_loads_no_resources_and_is_embedded_whole_in_a_frame() -> None:
     book = open_book(hostile(4, 0.5))
     page = tree_page(book)
     assert not loaded(page)

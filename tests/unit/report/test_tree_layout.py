@@ -29,7 +29,9 @@ def laid_out(values: list[list[int]]) -> Layout:
 
 
 @given(_VALUES)
-def test_descendants_follow_a_branch_and_every_trials_path_is_connected(values: list[list[int]]) -> None:
+def test_descendants_follow_their_branch_in_the_layout_and_paths_of_trials_are_connected(
+    values: list[list[int]],
+) -> None:
     layout = laid_out(values)
     branches = layout.branches
     for i, branch in enumerate(branches):
@@ -43,7 +45,7 @@ def test_descendants_follow_a_branch_and_every_trials_path_is_connected(values: 
 
 
 @given(_VALUES, st.integers(1, 12))
-def test_what_is_folded_and_what_is_shown_are_all_nodes_and_no_line_overlaps_another(
+def test_shown_and_folded_branches_are_all_branches_and_no_shown_lines_overlap(
     values: list[list[int]], most: int
 ) -> None:
     layout = laid_out(values)
@@ -67,7 +69,7 @@ def test_what_is_folded_and_what_is_shown_are_all_nodes_and_no_line_overlaps_ano
 
 
 @given(_VALUES, st.integers(1, 12))
-def test_what_is_folded_fits_into_the_rows_there_are_with_the_rows_that_stand_for_it(
+def test_the_fitted_layout_with_its_rows_for_folded_branches_has_at_most_the_given_rows(
     values: list[list[int]], most: int
 ) -> None:
     layout = laid_out(values)
@@ -75,7 +77,7 @@ def test_what_is_folded_fits_into_the_rows_there_are_with_the_rows_that_stand_fo
     assert placed.count <= most or placed == layout.placed(layout.unfolded(1))
 
 
-def test_the_best_trials_path_is_unfolded_however_few_rows_there_are() -> None:
+def test_the_path_of_the_best_trial_is_unfolded_even_in_one_row() -> None:
     layout = lay_out(open_book(search(n_trials=40)))
     assert layout.best and layout.best <= layout.unfolded(1)
 

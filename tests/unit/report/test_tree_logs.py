@@ -77,7 +77,7 @@ def run(*arguments: str | Path) -> str:
     return result.output
 
 
-def test_each_branch_has_its_part_of_the_curves_and_of_the_output(store: Path) -> None:
+def test_each_branch_shows_the_logged_values_and_the_output_of_its_steps(store: Path) -> None:
     book = open_book(store)
     rows, branches = book_rows.logs_of(book), list(book.branches.values())
     assert sorted(rows) == list(range(len(branches)))
@@ -91,7 +91,7 @@ def test_each_branch_has_its_part_of_the_curves_and_of_the_output(store: Path) -
 
 
 @pytest.mark.ci
-def test_what_was_printed_ends_no_element_of_the_page(store: Path) -> None:
+def test_printed_output_cannot_inject_html_into_the_stage_tree_page(store: Path) -> None:
     pytest.importorskip("bokeh")
     from hpstage.report.tree.embed import tree_page
 
@@ -100,12 +100,14 @@ def test_what_was_printed_ends_no_element_of_the_page(store: Path) -> None:
     assert HOSTILE not in page and "<script>window.harmed" not in page and "<img src=x" not in page
 
 
-def test_a_page_has_no_more_than_it_can_bear(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stage_tree_page_limits_the_number_of_characters_of_logs(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(book_rows, "_CHARACTERS", 1)
     assert len(book_rows.logs_of(open_book(store))) == 1
 
 
-def test_the_command_prints_the_output_of_all_stages_and_obeys_none_of_it(store: Path) -> None:
+def test_the_logs_command_prints_the_output_of_all_stages_without_escape_sequences(store: Path) -> None:
     printed = run("logs", store, "--trial", "1")
     lines = printed.splitlines()
     assert [line.rpartition("[31m")[2] for line in lines[:STEPS]] == [str(step) for step in range(STEPS)]
@@ -113,7 +115,7 @@ def test_the_command_prints_the_output_of_all_stages_and_obeys_none_of_it(store:
     assert "60 values from step 0 (1) to step 59" in lines[STEPS]
 
 
-def test_the_command_prints_a_curve_as_a_table_or_as_csv(store: Path) -> None:
+def test_the_logs_command_prints_a_curve_as_a_table_or_as_csv(store: Path) -> None:
     lines = run("logs", store, "--trial", "talk/1", "--name", "sometimes").splitlines()
     assert lines[0].split() == ["step", "sometimes"]
     assert [line.split() for line in lines[1:]] == [[str(step), "nan" if step % 2 else "1"] for step in range(STEPS)]
@@ -134,12 +136,14 @@ def test_the_command_prints_a_curve_as_a_table_or_as_csv(store: Path) -> None:
         (["--trial", "1", "--name", "loss"], "trial talk/1 has logged nothing as 'loss'; it has logged: "),
     ],
 )
-def test_what_is_not_there_is_named(store: Path, arguments: list[str], message: str) -> None:
+def test_the_logs_command_names_an_unknown_trial_study_or_series(
+    store: Path, arguments: list[str], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         run("logs", store, *arguments)
 
 
-def test_logs_that_no_record_names_are_collected(store: Path) -> None:
+def test_gc_removes_logs_that_the_plan_does_not_record(store: Path) -> None:
     from hpstage.checkpoints.stage_log import StageLog
     from hpstage.plan.facts import StateKey
 

@@ -19,7 +19,7 @@ STEPS = 12
 
 @pytest.mark.ci
 @given(schedule=schedules(STEPS), text=st.text(max_size=8))
-def test_code_of_a_trial_has_its_hyperparameters(schedule: s.Schedule, text: str) -> None:
+def test_the_python_code_of_a_trial_reproduces_its_hyperparameters(schedule: s.Schedule, text: str) -> None:
     def space(trial: optuna.Trial) -> dict[str, object]:
         return {
             "a": schedule,
