@@ -45,6 +45,8 @@ def draw_parameters(book: Book) -> Figure:
         return style.nothing("No parameters can be compared: too few trials are complete.")
     if not names:
         return style.nothing("No parameters differ among the completed trials.")
+    if len({value for _, value in trials}) == 1:
+        return style.nothing("Importances of parameters cannot be computed: all completed trials have the same value.")
     weights = importances([({name: params[name] for name in names}, value) for params, value in trials], book.maximize)
     shown = list(weights)[:_MOST]
     figure = style.blank(_HEIGHT + _BAR * len(shown))
@@ -126,7 +128,8 @@ def _lines(axes: Axes, trials: Sequence[Scored], names: Sequence[str], metric: s
     columns = [_Column([params[name] for params, _ in trials]) for name in names]
     columns.append(_Column([value for _, value in trials]))
     lines = [[(x, column.heights[i]) for x, column in enumerate(columns)] for i in range(len(trials))]
-    colours = [colour_of(i / max(1, len(trials) - 1)) for i in range(len(trials))]
+    rank = {value: i for i, (_, value) in enumerate(trials)}  # equal values have equal colours
+    colours = [colour_of(rank[value] / (len(trials) - 1)) for _, value in trials]
     axes.add_collection(LineCollection(lines, colors=colours, linewidths=0.8, alpha=0.7))
     for x, column in enumerate(columns):
         axes.axvline(x, color=style.FAINT, linewidth=0.6, zorder=0)

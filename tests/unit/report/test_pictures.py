@@ -645,16 +645,20 @@ def test_the_parameters_picture_draws_values_and_names_as_literal_text() -> None
     assert style.svg(figure)
 
 
-def test_the_parameters_picture_compares_no_parameters_if_all_values_are_infinite() -> None:
-    executor = SimulatedExecutor(1, measure=lambda key, step: {"value": math.inf})
-    hpstage.optimize(
-        optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=1)),
-        object(),
-        lambda trial: {"a": trial.suggest_float("a", 0, 1)},
-        metric="value",
-        steps=2,
-        n_trials=8,
-        executor=executor,
-        store=(journal := MemoryJournal()),
-    )
-    assert texts(draw_parameters(open_book(journal))) == ["No parameters can be compared: too few trials are complete."]
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (math.inf, "No parameters can be compared: too few trials are complete."),
+        (0.9, "Importances of parameters cannot be computed: all completed trials have the same value."),
+    ],
+)
+def test_the_parameters_picture_compares_no_parameters_if_all_values_are_infinite_or_equal(value: float, shown: str) -> None:
+    _, journal = search(measure=lambda key, step: {"value": value})
+    assert texts(draw_parameters(open_book(journal))) == [shown]
+
+
+def test_the_parameters_picture_draws_trials_of_equal_value_in_one_colour() -> None:
+    _, journal = search(measure=lambda key, step: {"value": float(key > "8")}, algorithm=FullTraining())
+    [*_, below] = draw_parameters(book := open_book(journal)).axes
+    lines = next(found for found in below.collections if isinstance(found, LineCollection))
+    assert len(lines.get_colors()) == len(book.values) == 24 and len({*map(tuple, lines.get_colors())}) == 2
