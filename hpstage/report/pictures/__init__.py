@@ -76,7 +76,8 @@ PICTURES = (
         "parameters",
         "Parameters",
         "Top: how much each parameter decides whether a trial is among the better ones (Optuna's PED-ANOVA). Below: a "
-        "line for each completed trial, through its parameters to its value; greener is better.",
+        "line for each completed trial, through its parameters to its value; greener is better. Studies are drawn "
+        "separately, at most three.",
         draw_parameters,
     ),
     Picture(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -23,7 +25,10 @@ _LINES = 1000  # maximum number of trials drawn, the best ones
 _TICKS = 6  # maximum number of values of a parameter that are all labelled
 _NAME = 18  # maximum number of characters of a name
 _DECADES = 20.0  # numbers that differ by this factor are on a logarithmic scale
+_STUDIES = 3  # maximum number of studies drawn
 _HEIGHT, _BAR = 2.6, 0.2  # inches
+_TITLE = "Importance of parameters, and the trials' values"
+_TOO_FEW = "No parameters can be compared: too few trials are complete."
 
 Scored = tuple[Mapping[str, Any], float]
 """The parameters of a trial, and its value."""
@@ -31,30 +36,64 @@ Scored = tuple[Mapping[str, Any], float]
 
 @style.in_our_style
 def draw_parameters(book: Book) -> Figure:
-    """Draw the importances of parameters at the top, and below them a line for each completed trial, through its
+    """Draw, for each study, the importances of parameters, and below them a line for each completed trial, through its
     parameters to its value, coloured by rank.
 
     Only parameters that all completed trials have, with different values, are considered; the most important are drawn.
+    Of studies that can be drawn, these are the first three.
     """
+    reasons: dict[str, None] = {}
+    able: list[_Compared] = []
+    for study in book.studies:
+        one = _compared(Book(book.account, study))
+        if isinstance(one, str):
+            reasons[one] = None
+        else:
+            able.append(one)
+        if len(able) == _STUDIES:
+            break
+    if not able:
+        return style.nothing("\n".join(reasons) or _TOO_FEW)
+    figure = style.blank(sum(one.height for one in able))
+    parts = figure.subfigures(len(able), 1, squeeze=False, height_ratios=[one.height for one in able])
+    for part, one in zip(parts.flat, able, strict=True):
+        above, below = part.subplots(2, 1, height_ratios=[one.height - _HEIGHT, _HEIGHT])
+        _bars(above, one.weights)
+        style.title(above, _TITLE if len(book.studies) == 1 else f"{_TITLE}: {plain(one.study, _NAME)}")
+        _lines(below, one.trials, list(one.weights), one.metric)
+    return figure
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """The completed trials of a study, the best last, and the importances of the parameters that are drawn."""
+
+    study: str
+    metric: str
+    trials: Sequence[Scored]
+    weights: Mapping[str, float]
+
+    @property
+    def height(self) -> float:
+        return _HEIGHT + _BAR * len(self.weights)
+
+
+def _compared(book: Book) -> _Compared | str:
+    """Return what is drawn of a study, or why it cannot be."""
     proposed = book.account.plan.searches.proposed
     values = {id: one for id, (one, *_) in book.values.items() if id in proposed and math.isfinite(one)}
     trials = [(proposed[id].params, value) for id, value in values.items()]
     names = [name for name in (trials[0][0] if trials else ()) if all(name in params for params, _ in trials)]
     names = [name for name in names if len({str(params[name]) for params, _ in trials}) > 1]
     if len(trials) < _FEWEST:
-        return style.nothing("No parameters can be compared: too few trials are complete.")
+        return _TOO_FEW
     if not names:
-        return style.nothing("No parameters differ among the completed trials.")
+        return "No parameters differ among the completed trials."
     if len({value for _, value in trials}) == 1:
-        return style.nothing("Importances of parameters cannot be computed: all completed trials have the same value.")
+        return "Importances of parameters cannot be computed: all completed trials have the same value."
     weights = importances([({name: params[name] for name in names}, value) for params, value in trials], book.maximize)
-    shown = list(weights)[:_MOST]
-    figure = style.blank(_HEIGHT + _BAR * len(shown))
-    above, below = figure.subplots(2, 1, height_ratios=[_BAR * len(shown), _HEIGHT])
-    _bars(above, {name: weights[name] for name in shown})
     ranked = sorted(trials, key=lambda one: one[1] if book.maximize else -one[1])[-_LINES:]  # the best are on top
-    _lines(below, ranked, shown, book.metric or "value")
-    return figure
+    return _Compared(str(book.study), book.metric or "value", ranked, dict(islice(weights.items(), _MOST)))
 
 
 def importances(trials: Sequence[Scored], maximize: bool) -> dict[str, float]:
@@ -119,7 +158,6 @@ def _bars(axes: Axes, weights: Mapping[str, float]) -> None:
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
     axes.set_xlim(0.0, 1.15 * max(weights.values()) or 1.0)
-    style.title(axes, "Importance of parameters, and the trials' values")
 
 
 def _lines(axes: Axes, trials: Sequence[Scored], names: Sequence[str], metric: str) -> None:

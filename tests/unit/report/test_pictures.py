@@ -652,9 +652,26 @@ def test_the_parameters_picture_draws_values_and_names_as_literal_text() -> None
         (0.9, "Importances of parameters cannot be computed: all completed trials have the same value."),
     ],
 )
-def test_the_parameters_picture_compares_no_parameters_if_all_values_are_infinite_or_equal(value: float, shown: str) -> None:
+def test_the_parameters_picture_compares_nothing_if_all_values_are_infinite_or_equal(value: float, shown: str) -> None:
     _, journal = search(measure=lambda key, step: {"value": value})
     assert texts(draw_parameters(open_book(journal))) == [shown]
+
+
+def test_the_parameters_picture_compares_parameters_within_a_study() -> None:
+    _, journal = search()
+    search(journal, name="other", space=continuous, seed=3)
+    search(journal, name="tiny", n_trials=2)
+    figure = draw_parameters(open_book(journal))
+    assert len(figure.axes) == 4  # two of each study with trials enough
+    for own, (name, above, below) in zip(
+        figure.subfigs, [("study", *figure.axes[:2]), ("other", *figure.axes[2:])], strict=True
+    ):
+        [whole, part] = (texts(one) for one in (draw_parameters(open_book(journal, name)), own))
+        assert [f"{whole[-1]}: {name}" if text == whole[-1] else text for text in whole] == part
+        assert {above.figure, below.figure} == {own}
+    alone = draw_parameters(open_book(journal, "tiny"))
+    assert texts(alone) == ["No parameters can be compared: too few trials are complete."]
+    assert style.svg(figure, 3.7)
 
 
 def test_the_parameters_picture_draws_trials_of_equal_value_in_one_colour() -> None:
