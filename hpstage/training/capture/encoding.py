@@ -24,6 +24,7 @@ from hpstage.training.capture.allowed import CONTAINERS, RANDOM, Method, creatab
 from hpstage.training.capture.atoms import described_wholly, description, parts_of
 from hpstage.training.capture.containers import Members
 from hpstage.training.capture.derived import optimizer_counted_by, weights_among
+from hpstage.training.capture.endings import acts_at_end
 from hpstage.training.capture.generators import Generators
 from hpstage.training.capture.kind import SMALLEST_ADDRESS, is_atom, items_of, numpy, same_value, torch
 from hpstage.training.capture.kinds import RANDOM_STATE, kind_of
@@ -286,6 +287,8 @@ class Encoder:
         number = len(self._new)
         self._new[id(value)] = value, number
         self._views.refuse(path, value)
+        if acts_at_end(value, self._now):
+            raise refusals.made_in_training(path, value)
         kind = type(value)
         if kind is list or kind is collections.deque:
             own = value.maxlen if kind is collections.deque else None

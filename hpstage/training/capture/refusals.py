@@ -85,6 +85,14 @@ def made_in_training(path: str, value: object) -> StateError:
     )
 
 
+def dropped(record: Record) -> StateError:
+    return StateError(
+        f"{unmarked(record.path)} was a {_kind(record.obj)} that training has dropped. Its end runs your code "
+        f"(`__del__`, weakref.finalize), and a fork runs that at another time: call the code in the step instead; "
+        f"{excluding(record.path)}"
+    )
+
+
 def held_by_nothing(path: str) -> StateError:
     return StateError(
         f"{unmarked(path)} is referred to weakly, and held by nothing that training reaches. No state can hold it, "

@@ -74,6 +74,8 @@ class Survey:
         """Functions and classes that were met as values, by module and name."""
         self.within_libraries: set[int] = set()
         """Ids of objects that library objects in modules hold, such as the handles of a session."""
+        self.referred: set[int] = set()
+        """Ids of objects that weak references refer to."""
         self.cached: dict[int, Record] = {}
         """By id, objects reachable only through the caches of ``functools.lru_cache``."""
         self.weak: set[int] = set()
@@ -91,6 +93,7 @@ class Survey:
         found.records, found.paths = more.records | self.records, more.paths | self.paths
         found.named, found.cached = more.named | self.named, more.cached | self.cached
         found.within_libraries, found.weak = self.within_libraries | more.within_libraries, self.weak | more.weak
+        found.referred = self.referred | more.referred
         found.beyond, found.mentioned = self.beyond or more.beyond, self.mentioned | more.mentioned
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -32,6 +33,8 @@ _BEYOND = frozenset(
     )
 )
 """Names by which code reaches memory around a view."""
+_COMPARED = "._flat_weight_refs"
+"""Weak references by which torch's recurrent layers only ask whether a weight is still the one that it was."""
 Mark = Callable[[Any], Marked]
 
 
@@ -138,6 +141,9 @@ class Surveyor:
                 todo += [(f"{inner}.__func__", obj.__func__), (f"{inner}.__self__", obj.__self__)]
             elif kind is types.MethodWrapperType:
                 todo.append((f"{inner}.__self__", obj.__self__))
+            elif kind is weakref.ref:
+                if not path.endswith(_COMPARED):
+                    found.referred.add(id(obj()))
             elif kind is types.ModuleType:
                 found.named[obj.__name__, ""] = obj
                 if of_user(obj.__name__):
@@ -197,6 +203,7 @@ class _Walk:
         self._marked = marked
         self._found = found = Survey()
         found.named, found.within_libraries = known.named.copy(), known.within_libraries
+        found.referred = known.referred
         self._into, self._before = found.records, known.records
         self._stack = [step for path, obj in roots for step in surveyor.led(found, path, [("", obj)])]
         self._stack.reverse()

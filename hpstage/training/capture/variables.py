@@ -58,7 +58,7 @@ class Variables:
         self._variables = list(variables)
         self._surveyor = surveyor
         self._unset: Mapping[str, str] = {}
-        self._only_here = surveyor.survey(_roots(self._variables), beyond=world, sampled=True)
+        self.only_here = surveyor.survey(_roots(self._variables), beyond=world, sampled=True)
 
     def survey(self, variables: Sequence[Variable], world: Survey) -> Survey:
         """Survey the objects that are now reachable only through the same variables, in the given world.
@@ -66,8 +66,8 @@ class Variables:
         Raises:
             StateError: an object is now referred to by weak references alone.
         """
-        now = self._surveyor.survey(_roots(variables), known=self._only_here, beyond=world)
-        for key in now.weak - self._only_here.weak:
+        now = self._surveyor.survey(_roots(variables), known=self.only_here, beyond=world)
+        for key in now.weak - self.only_here.weak:
             raise held_by_nothing(now.records[key].path)
         return now
 
@@ -87,7 +87,7 @@ class Variables:
         refused: list[str] = []
         values: dict[str, Plain] = {}
         changed: dict[str, Plain] = {}
-        encoder.admit(self._only_here)
+        encoder.admit(self.only_here)
         settable = {variable.name for variable in variables if variable.settable}
         for record, present in self._changed_contents(world, now, encoder):
             if root_of(record.path) not in settable:
@@ -108,7 +108,7 @@ class Variables:
         for before, after in zip(self._variables, variables, strict=True):
             name, value = after.name, after.value
             same = same_value(before.value, value)
-            if same and type(value) is weakref.ref and value() in self._only_here:
+            if same and type(value) is weakref.ref and value() in self.only_here:
                 if value() not in now and value() not in world:
                     refused.append(str(held_by_nothing(f"what {LOCAL}{name} refers to")))
                 continue
@@ -141,7 +141,7 @@ class Variables:
         write: Callable[[dict[str, object], Mapping[str, str]], None],
     ) -> None:
         """Restore a captured state. ``write`` sets variables; it is also given those that stay unset, and why."""
-        decoder.admit(self._only_here)
+        decoder.admit(self.only_here)
         with plainly():
             decoder.fill(state["values"], state["changed"])
             decoder.write_all(state["changed"])
@@ -154,7 +154,7 @@ class Variables:
         fresh = self._fresh_cells()
         changed = [
             record
-            for record in self._only_here
+            for record in self.only_here
             if record.kind is not CACHE
             and id(record.obj) not in fresh
             and record.obj in now
@@ -180,7 +180,7 @@ class Variables:
             for name in fresh
             for nested in _closing_over(code, name)
         }
-        functions = [record.obj for record in self._only_here if codes and type(record.obj) is types.FunctionType]
+        functions = [record.obj for record in self.only_here if codes and type(record.obj) is types.FunctionType]
         return {
             id(cell)
             for function in functions
@@ -190,11 +190,11 @@ class Variables:
 
     def _differences(self, record: Record) -> list[Difference]:
         if record.kind is VALUES:
-            return [(record.path, "different in values, form or gradient", text_of(record.obj, self._only_here))]
+            return [(record.path, "different in values, form or gradient", text_of(record.obj, self.only_here))]
         present = Record(record.path, record.obj, record.kind, record.read(), record.skip)
         if record.kind.name == "iterator":
             return [(record.path, "where it stood", "further on")]
-        before, now = (dict(texts_of(one, self._only_here)) for one in (record, present))
+        before, now = (dict(texts_of(one, self.only_here)) for one in (record, present))
         texts = [(path, before.get(path, _NOTHING), now.get(path, _NOTHING)) for path in {**before, **now}]
         found = [(path, was, has_become) for path, was, has_become in texts if was != has_become]
         return found or [(record.path, "something else", f"a {type(record.obj).__qualname__} that has changed")]

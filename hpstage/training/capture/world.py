@@ -21,16 +21,18 @@ from typing import Any
 
 from hpstage.errors import StateError
 from hpstage.training.capture import settings
+from hpstage.training.capture.caches import refuse_results_of_state
 from hpstage.training.capture.class_dicts import ClassDicts
 from hpstage.training.capture.decoding import Decoder
 from hpstage.training.capture.encoding import ANSWERED, Encoder, is_answered
+from hpstage.training.capture.endings import acts_at_end
 from hpstage.training.capture.guard import Guard
 from hpstage.training.capture.kind import same_value, torch
 from hpstage.training.capture.kinds import CACHE, MODULES, STORAGE, VALUES
 from hpstage.training.capture.late import met_late, registered_late
 from hpstage.training.capture.portrait import texts_of
-from hpstage.training.capture.refusals import cannot_be_read, held_by_nothing
-from hpstage.training.capture.stateful import arguments_kept, results_kept
+from hpstage.training.capture.refusals import cannot_be_read, dropped, held_by_nothing
+from hpstage.training.capture.stateful import results_kept
 from hpstage.training.capture.stateless import excluding, joined, unmarked
 from hpstage.training.capture.survey import UNKNOWN, Record, Survey, plainly
 from hpstage.training.capture.surveyor import Surveyor
@@ -210,10 +212,14 @@ class World:
         assert pristine is not None
         now = self._surveyor.survey(self._all_roots(), known=base)
         self._watch(now.cached.values())
-        self._refuse_caches_of_state(base, now)
         for key in now.weak - base.weak:
             raise held_by_nothing(now.records[key].path)
         local = Survey() if self._entered is None else self._entered.survey(variables, now)
+        refuse_results_of_state(
+            base if self._entered is None else base.joined(self._entered.only_here),
+            now.joined(local),
+            self._surveyor.reached,
+        )
         values: dict[str, Any] = {}
         changed: dict[str, Any] = {}
         refused: list[str] = []
@@ -230,6 +236,10 @@ class World:
             for record in base:
                 present = reached.records.get(id(record.obj))  # perhaps through a local variable alone, by now
                 if present is None:
+                    if id(record.obj) in reached.referred:
+                        refused.append(str(held_by_nothing(record.path)))
+                    elif acts_at_end(record.obj, reached):
+                        refused.append(str(dropped(record)))
                     continue
                 if (why := encoder.other_dict(record)) is not None and not but(record.path):
                     refused.append(why)
@@ -306,20 +316,6 @@ class World:
                 continue
             values = record.kind is not VALUES or record.obj in self.pristine
             _put_back(record, "a fork would begin with what other training has left", values=values)
-
-    def _refuse_caches_of_state(self, base: Survey, now: Survey) -> None:
-        """Refuse results that were cached since setup for arguments that have changed: no state holds such results."""
-        for record in now:
-            if record.kind is not CACHE or record is base.records.get(id(record.obj)):
-                continue
-            for argument in arguments_kept(record.obj):
-                before, present = base.records.get(id(argument)), now.records.get(id(argument))
-                if before is not None and before is not present:
-                    raise StateError(
-                        f"{unmarked(record.path)} has cached a result for {before.path}, which training changes: a "
-                        "fork would get another result. Pass it the numbers or texts that it depends on instead, or "
-                        f"keep the result as an attribute"
-                    )
 
     def _watch(self, cached: Iterable[Record]) -> None:
         """Refuse changes of objects in the caches of functions. They are not part of the state, since results must

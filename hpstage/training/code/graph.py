@@ -32,7 +32,7 @@ from hpstage.training.code.namespaces import (
     accessed,
     library_names,
 )
-from hpstage.training.code.owner import HEAP, bound_to, functions_in, is_users_code, module_of, of_user
+from hpstage.training.code.owner import HEAP, bound_to, classes_below, functions_in, is_users_code, module_of, of_user
 
 OF_CODE = re.compile(r"[\w.]+:")
 """Start of paths that begin at code rather than at an attribute of the trainable."""
@@ -55,6 +55,7 @@ class Graph:
         self.functions: list[types.FunctionType] = []
         self._todo: list[object] = []
         self._seen: dict[int, object] = {}  # kept, so that ids stay unique
+        self._downwards = False  # whether code looks up the subclasses of classes
         for root in roots:
             self.add(root)
 
@@ -66,6 +67,9 @@ class Graph:
             if id(obj) not in self._seen:
                 self._seen[id(obj)] = obj
                 self._visit(obj)
+            if not self._todo and self._downwards:
+                classes = [one for one in self._seen.values() if isinstance(one, type) and is_users_code(one)]
+                self._todo += [below for one in classes for below in classes_below(one) if id(below) not in self._seen]
         if isinstance(root, types.ModuleType):  # held as a value: its holder may set any of its names
             self.namespaces[id(vars(root)), ""] = Globals(vars(root))
 
@@ -167,6 +171,7 @@ class Graph:
                 self.namespaces[id(lookups.Modules), prefix] = _modules(prefix)
             else:  # now, to survey its contents before training imports it
                 self._todo.append(_imported(Imported(text)))
+        self._downwards |= "__subclasses__" in names
         if "modules" in names and "sys" in names:
             for text in texts_in(code):
                 if text == "__main__":

@@ -17,8 +17,9 @@ import queue
 import random
 import sqlite3
 import types
+import weakref
 import zlib
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import rich.console
 import torch
@@ -331,3 +332,132 @@ class Fixed:
 @odd("a cached result of a method, of what stays as it is", Fixed)
 def _(kept: Any, self: Odd) -> float:
     return float(kept.positions(self.steps))
+
+
+LEVEL: dict[str, int] = {"n": 0}
+
+
+@functools.lru_cache(8)
+def by_level(bucket: int) -> int:
+    return LEVEL["n"] + bucket
+
+
+@odd(
+    "a cached result, of a global that training changes", refused=r"depends on \S*opaque:LEVEL, which training changes"
+)
+def _(kept: Any, self: Odd) -> float:
+    LEVEL["n"] += 1
+    return by_level(self.steps % 2)
+
+
+def closing_over_a_list() -> Any:
+    level = [0]
+    return [level, functools.cache(lambda bucket: level[0] + bucket)]
+
+
+@odd(
+    "a cached result, of what its function closes over", closing_over_a_list, refused=r"has cached a result that depend"
+)
+def _(kept: Any, self: Odd) -> float:
+    kept[0][0] += 1
+    return kept[1](self.steps % 2)
+
+
+@functools.cache
+def norm() -> float:
+    return float(MODELS[-1].weight.norm())
+
+
+MODELS: list[Any] = []
+
+
+def in_a_global() -> nn.Module:
+    made = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    MODELS[:] = [made[1]]
+    return made
+
+
+@odd("a cached result, of weights", refused=r"result that depends on model\.1\.weight", network=lambda: in_a_global())
+def _(kept: Any, self: Odd) -> float:
+    return norm()
+
+
+SCALES = {"a": 2.0}
+
+
+@functools.cache
+def scale(name: str) -> float:
+    return SCALES[name]
+
+
+@odd("a cached result, of a global that stays as it is")
+def _(kept: Any, self: Odd) -> float:
+    return scale("a")
+
+
+class Above:
+    def value(self) -> float:
+        return 0.0
+
+
+class Below(Above):
+    values: ClassVar[list[float]] = []
+
+    def value(self) -> float:
+        self.values.append(1.0)
+        return float(len(self.values))
+
+
+@odd("a class that is found among the subclasses of another")
+def _(kept: Any, self: Odd) -> float:
+    return Above.__subclasses__()[0]().value()
+
+
+class Live:
+    count = 0
+
+    def __init__(self) -> None:
+        Live.count += 1
+
+    def __del__(self) -> None:
+        Live.count -= 1
+
+
+@odd("an object that acts when it ends, and that training drops", lambda: [Live(), Live()], refused=r"self\.kept\[1\] ")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        kept.pop()
+    return float(Live.count)
+
+
+FREE: list[int] = []
+
+
+def with_finalizer(number: int) -> Above:
+    made = Above()
+    weakref.finalize(made, FREE.append, number)
+    return made
+
+
+@odd("an object with a finalizer, that training drops", lambda: [with_finalizer(1)], refused=r"self\.kept\[0\] ")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        kept.pop()
+    return float(len(FREE))
+
+
+@odd("an object with a finalizer, that training makes", list, refused=r"self\.kept\[0\] holds a \S+Above that")
+def _(kept: Any, self: Odd) -> float:
+    kept[:] = [with_finalizer(self.steps)]
+    return float(sum(FREE))
+
+
+@odd(
+    "a weak reference to an object that training drops",
+    lambda: [made := [Above()], weakref.ref(made[0])],
+    refused=r"self\.kept\[0\]\[0\] is referred to weakly",
+)
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        kept[0].pop()
+    return float(kept[1]() is None)
