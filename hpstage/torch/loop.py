@@ -443,6 +443,7 @@ class TorchLoop(Adapter):
         yield "self", self._user
         if (dataset := self.data.dataset) is not None:
             yield "dataset", dataset
+            yield "collate_fn", self.data.collate
 
     def _answers_for(self, path: str) -> bool:
         return self._answered and path.partition(".")[0] == "self"

@@ -43,6 +43,11 @@ class TrialData:
         return self._given.dataset if isinstance(self._given, Batches) else None
 
     @property
+    def collate(self) -> Any:
+        """What makes a batch from samples, which training may change; ``None`` before the data set is made."""
+        return self._given.samples.collate if isinstance(self._given, Batches) else None
+
+    @property
     def is_made(self) -> bool:
         return self._given is not None
 

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 
 import hpstage.torch
+from hpstage.checkpoints.state_tree import reread
 from hpstage.errors import StateError
 from hpstage.training.run import Run
 from hpstage.training.trainables import as_trainable
@@ -167,3 +168,44 @@ def test_weights_of_a_sampler_may_change_only_between_epochs() -> None:
     with pytest.raises(StateError, match="weights of a WeightedRandomSampler within an epoch"):
         trainable.state_dict()
     trainable.close()
+
+
+class Counting:
+    """It makes batches, each with another factor."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def __call__(self, items: list[Any]) -> Any:
+        self.made += 1
+        x, y = torch.utils.data.default_collate(items)
+        return x * self.made, y
+
+
+class Collated(Changing):
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def dataset(self) -> Any:
+        return DataLoader(TensorDataset(*first()), batch_size=8, collate_fn=Counting())
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+@pytest.mark.ci
+def test_what_makes_batches_for_a_class_and_counts_is_in_the_state() -> None:
+    ends = []
+    trainable: Any = as_trainable(Collated())
+    for forks in (False, True):
+        trainable.setup(HP)
+        for step in range(4):
+            if forks and step == 2:
+                state = reread(trainable.state_dict())
+                trainable.train(step, HP)
+                trainable.setup(HP)
+                trainable.load_state_dict(state)
+            trainable.train(step, HP)
+        ends.append(trainable.portrait()["model.0.weight"])
+    trainable.close()
+    assert ends[0] == ends[1]
