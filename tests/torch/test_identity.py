@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import textwrap
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -289,6 +290,16 @@ class Named(dict[str, int]):
         self.name = name
 
 
+def referred_to_weakly(name: str) -> list[Any]:
+    return [named := Named(name), weakref.ref(named)][::-1]
+
+
+def of_this_thread(value: int) -> threading.local:
+    made = threading.local()
+    made.value = value
+    return made
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -310,6 +321,8 @@ class Named(dict[str, int]):
         (torch.device("cpu"), torch.device("cuda")),
         (torch.relu, torch.tanh),
         (functools.partial(adam, lr=1), functools.partial(adam, lr=2)),
+        (referred_to_weakly("a"), referred_to_weakly("b")),
+        (of_this_thread(1), of_this_thread(2)),
     ],
 )
 @pytest.mark.ci_one_in(2)

@@ -26,6 +26,7 @@ WITHOUT_STATE = {
     "numba": "compiled code",
     "PIL": "images in a data set",
     "builtins.ImagingCore": "pixels of a Pillow image; for up to 1 MiB, a checksum is compared",
+    "pandas._libs.internals.BlockValuesRefs": "which tables share memory until one of them is written to",
     "pyarrow": "data that never change",
     "rasterio.io.DatasetReader": "data in a file, read at positions that are given",
     "zarr": "data in a file, read at positions that are given",

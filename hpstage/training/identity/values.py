@@ -202,6 +202,10 @@ class Values:
             # Not its seeds: `jumped()` gives random ones, and otherwise the state shows them.
             parts = value.state, getattr(value.seed_seq, "n_children_spawned", 0)
             return self._joined(self._refer(type(value)), map(self.value, parts))
+        if isinstance(value, weakref.ref | threading.local):
+            referred = value() if isinstance(value, weakref.ref) else None
+            held = referred, getattr(value, "__dict__", {})
+            return self._joined(self._refer(type(value)), map(self.value, held))
         kind = f"{module_of(type(value))}.{type(value).__qualname__}"
         if kind in _MADE_OF:
             return f"{kind} {getattr(value, _MADE_OF[kind])!r}"
@@ -282,8 +286,6 @@ class Values:
             # A new thread has an empty context.
             settings = [self.value(context.run(_setting, value)) for context in (Context(), copy_context())]
             return f"{self._refer(kind)}{settings}"
-        if isinstance(value, weakref.ref):
-            return f"{self._refer(kind)} to {self.value(value())}"
         self.undigested.add(f"{kind.__module__}.{kind.__qualname__}")
         if not is_users_code(kind):
             if has_own_memory(kind) and not has_no_state(kind) and not issubclass(kind, _HANDLES):

@@ -130,6 +130,11 @@ def _(kept: Any, self: Odd) -> float:
     return float(kept["a"].sum())
 
 
+@odd("a column with names that is read", lambda: pd.Series([0.0, 1.0], index=pd.Index(["a", "b"], name="n")))
+def _(kept: Any, self: Odd) -> float:
+    return float(kept.iloc[1] + kept.mean())
+
+
 @odd("a table that is written to", lambda: pd.DataFrame({"a": [0.0, 1.0]}), refused=r"self\.kept\._mgr ")
 def _(kept: Any, self: Odd) -> float:
     kept.loc[0, "a"] += 1
