@@ -3,8 +3,7 @@
 A fork must be equivalent to a new process. Therefore the server imports only installed packages, never the user's
 modules, which may be edited while it runs. It uses no device, draws no random numbers, and forks only while it has a
 single thread. Forks are refused if environment variables or the module search path have changed since it was started;
-a process is then spawned instead (:mod:`hpstage.cluster.trainer`). One difference remains: forks of a server share the
-seed of ``hash``, and so iterate sets of strings in the same order.
+a process is then spawned instead (:mod:`hpstage.cluster.trainer`).
 
 Linux only: other systems have no safe fork, or cannot end a fork together with the process that it trains for.
 """
@@ -80,8 +79,9 @@ _ANSWERS = 60.0
 """Seconds to wait for each later answer."""
 _STATUS = 5.0
 """Seconds to wait for a server to report the exit status of a fork that has ended."""
-_CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""Makes cuBLAS deterministic, unless the user has set the variable. cuBLAS reads it at the first matrix product."""
+_REPEATABLE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PYTHONHASHSEED": "6640"}
+"""Variables that make training repeatable, unless the user has set them. cuBLAS reads the first at the first matrix
+product. By the second, all processes iterate a set of strings in the same order; Dask's nannies set the same value."""
 
 
 def python() -> list[str]:
@@ -92,7 +92,7 @@ def python() -> list[str]:
 
 def training_environment() -> dict[str, str]:
     """Return the environment variables that this process gives to training processes."""
-    return {**_CUBLAS, **os.environ, **malloc.ENVIRONMENT, **dict.fromkeys(VARIABLES, "1")}
+    return {**_REPEATABLE, **os.environ, **malloc.ENVIRONMENT, **dict.fromkeys(VARIABLES, "1")}
 
 
 def search_path() -> list[str]:

@@ -57,6 +57,7 @@ class Looking(Counter):
                 "numpy": float(np.random.random()),
                 "forked": is_forked(),
                 "new": os.environ.get("HPSTAGE_TEST_NEW"),
+                "order": list({f"name {number}" for number in range(20)}),
             }
             (Path(os.sep) / self.place / str(os.getpid())).write_text(json.dumps(report))
 
@@ -97,6 +98,16 @@ def test_a_training_process_is_spawned_if_an_environment_variable_has_changed(
         assert [(one["forked"], one["new"]) for one in found(cluster, tmp_path / "a")] == [(False, "123")] * 2
         assert "environment variables have changed since the fork server was started: HPSTAGE_TEST_NEW" in caplog.text
     assert [one["forked"] for one in found(cluster, tmp_path / "b")] == [True] * 2
+
+
+def test_forked_and_spawned_processes_iterate_a_set_of_strings_in_the_same_order(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forked = found(cluster, tmp_path / "a")
+    monkeypatch.setenv("HPSTAGE_TEST_NEW", "123")
+    spawned = found(cluster, tmp_path / "b")
+    assert [one["forked"] for one in (*forked, *spawned)] == [True, True, False, False]
+    assert len({tuple(one["order"]) for one in (*forked, *spawned)}) == 1
 
 
 @pytest.mark.ci
