@@ -162,6 +162,7 @@ def nothing(message: str) -> Figure:
         color=INK,
         parse_math=False,
         transform=axes.transAxes,
+        in_layout=False,  # a text wider than the figure would leave no room for the axes
     )
     return drawn
 
