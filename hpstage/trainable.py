@@ -139,3 +139,8 @@ class Elastic(Protocol):
 
 
 METHODS = ("setup", "train", "evaluate", "state_dict", "load_state_dict")
+
+
+def close(trainable: object) -> None:
+    """Close a trainable, if it has a method for that."""
+    getattr(trainable, "close", lambda: None)()

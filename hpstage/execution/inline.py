@@ -20,7 +20,7 @@ from hpstage.executor import Environment, Executor
 from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.plan.messages import Amendment, Chain, Report, WorkerJoined, names_of
 from hpstage.schedule import Scalar
-from hpstage.trainable import Bundling, Trainable
+from hpstage.trainable import Bundling, Trainable, close
 from hpstage.training.identity import threads
 from hpstage.training.identity.inputs import inputs_of
 from hpstage.training.randomness import generators_restored
@@ -75,9 +75,7 @@ class InlineExecutor(Executor):
         assert self._checkpoints is not None
         self._bundle.close()
         self._untrained = None  # it has ended with the bundle
-        close = getattr(self._trainable, "close", None)
-        if close is not None:
-            close()
+        close(self._trainable)
         self.use(self._checkpoints)
 
     def try_out(self, initial: Mapping[str, Scalar]) -> dict[str, float] | None:
@@ -140,8 +138,6 @@ class InlineExecutor(Executor):
         with self._closing:
             if self._bundle is not None:
                 self._bundle.close()
-            close = getattr(self._trainable, "close", None)
-            if close is not None:
-                close()
+            close(self._trainable)
             self._trainable = None
             self._events.clear()

@@ -18,7 +18,7 @@ from hpstage.execution.outcomes import outcome_of
 from hpstage.plan.facts import to_numbers
 from hpstage.plan.messages import Compared, Segment, Stage
 from hpstage.schedule import Scalar, varies
-from hpstage.trainable import Elastic, Trainable
+from hpstage.trainable import Elastic, Trainable, close
 from hpstage.training.adapter import checked_metrics, noisy_of
 from hpstage.training.capture.portrait import state_texts, values_text
 from hpstage.training.capture.unwatched import unwatched
@@ -132,8 +132,7 @@ def retrain(trainable: Trainable, checkpoints: CheckpointStore, segment: Segment
         if not segment.captured:
             closing.enter_context(unwatched())
             trainable = as_trainable(getattr(trainable, "subject", trainable))
-            if (close := getattr(trainable, "close", None)) is not None:
-                closing.callback(close)
+            closing.callback(close, trainable)
         comparison = _Comparison(trainable, checkpoints, segment)
         loop = Loop(trainable)
         problem = None

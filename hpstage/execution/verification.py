@@ -20,7 +20,7 @@ from hpstage.errors import StateError
 from hpstage.errors.text import count_of
 from hpstage.execution.fork import Fork, obstacle
 from hpstage.schedule import Scalar
-from hpstage.trainable import Trainable
+from hpstage.trainable import Trainable, close
 from hpstage.training.adapter import checked_metrics
 from hpstage.training.capture.portrait import GENERATOR, Difference, by_likely_cause, differences, follows, shown
 from hpstage.training.capture.stateless import LOCAL, MOST, excluding, stated_on
@@ -273,9 +273,7 @@ class ForkVerification:
         """Train the steps again from the state, and compare."""
         straight, pickles = self._straight, self._pickles
         metrics = _metrics(self._trainable) if self.answered else {}
-        close = getattr(self._trainable, "close", None)
-        if close is not None:
-            close()  # to begin as in a fresh process
+        close(self._trainable)  # to begin as in a fresh process
         measuring = hasattr(self._trainable, "announce")
         try:
             self._load(again=measuring)

@@ -16,7 +16,7 @@ from hpstage.plan.facts import StateKey
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.step_times import StepTimes
 from hpstage.schedule import Scalar
-from hpstage.trainable import Elastic, Trainable
+from hpstage.trainable import Elastic, Trainable, close
 from hpstage.training.identity.environment import describe
 from hpstage.training.identity.threads import restored
 from hpstage.training.trainables import as_trainable
@@ -99,8 +99,7 @@ def measured(trainable: object, samples: Iterable[Mapping[str, Scalar]]) -> Cost
     try:
         return _measured(trained, samples)
     finally:
-        close: Callable[[], None] = getattr(trained, "close", lambda: None)
-        close()  # the caller may use the trainable in a search next
+        close(trained)  # the caller may use the trainable in a search next
 
 
 def _measured(trained: Trainable, samples: Iterable[Mapping[str, Scalar]]) -> Costs:
