@@ -180,12 +180,20 @@ class WorkLeft:
 def steps_left(branch: Branch) -> int:
     """Count the steps of a branch that chains will train, and those missing up to its first and last wanted steps."""
     covers = branch.covers.values()
-    left = sum(cover.stop - cover.start for cover in covers)
+    left = 0
+    for cover in covers:
+        left += cover.stop - cover.start
     if branch.wanted:
-        begun = branch.node.start
-        for step in dict.fromkeys((branch.wanted[0].step, branch.wanted[-1].step)):
-            if not any(cover.start < step <= cover.stop for cover in covers):
-                stops = (cover.stop for cover in covers if cover.stop <= step)
-                left += step - max(begun, branch.sources.last(step) or 0, *stops)
+        begun, first, last = branch.node.start, branch.wanted[0].step, branch.wanted[-1].step
+        for step in (first, last) if first != last else (first,):
+            if branch.sources:
+                begun = max(begun, branch.sources.last(step) or 0)
+            for cover in covers:
+                if cover.start < step <= cover.stop:
+                    break
+                if begun < cover.stop <= step:
+                    begun = cover.stop
+            else:
+                left += step - begun
             begun = step
     return left
