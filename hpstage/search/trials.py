@@ -29,6 +29,7 @@ from hpstage.plan.facts import (
     TrialId,
     TrialProposed,
     UserFailure,
+    number_of,
 )
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.searches import SearchRecord
@@ -153,7 +154,21 @@ class Roster(Trials):
     def _id(self, number: int) -> TrialId:
         return TrialId(f"{self._started.study}/{number}")
 
+    def _refuse_lost_trials(self) -> None:
+        """Raise :class:`UsageError` if the plan has trials of the study that its storage does not have. New trials
+        would get their numbers."""
+        proposed = self._driver.plan.searches.proposed.items()
+        numbers = {number_of(id) for id, one in proposed if one.study == self._started.study}
+        if missing := numbers - {trial.number for trial in self._ledger.trials()}:
+            raise UsageError(
+                f"this store has trial {min(missing)} of study {self._ledger.name!r}, the study's storage does not. "
+                f"Trials were deleted, or the storage is an older copy: continue with the storage that has all trials, "
+                f"or copy the study under another name (optuna.copy_study(..., to_study_name=...)): on the same store, "
+                f"nothing is trained again"
+            )
+
     def _begin(self) -> bool:
+        self._refuse_lost_trials()
         record, started = self._driver.plan.searches.get(self._started.study), self._started
         if record is not None and not record.ended and not started.continues and record.started.same_call(started):
             self._take_over(record, [])
@@ -178,11 +193,6 @@ class Roster(Trials):
     def _take_over(self, record: SearchRecord, begin: list[SearchStarted]) -> None:
         """Continue with the trials of a search; ``begin`` holds the start of the search that extends it, if any."""
         by_number = {trial.number: trial for trial in self._ledger.trials()}
-        if missing := {p.number for p in record.proposed if p.number is not None} - by_number.keys():
-            raise UsageError(
-                f"trial {min(missing)} of study {self._ledger.name!r} was deleted from its storage, so that the search "
-                f"cannot continue; use a new study on the same store: nothing is trained again"
-            )
         trials = [(p, by_number[p.number]) for p in record.proposed if p.number is not None]
         longer = lengthened(
             self._driver.plan, self._ledger, self._space, self._started.steps, self._observed, self._catch, trials

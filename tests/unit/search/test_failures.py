@@ -296,6 +296,6 @@ def test_deleting_a_running_trial_raises_a_store_error_and_its_steps_are_not_tra
     with pytest.raises(StoreError, match="a trial of study 'study' was deleted from its storage while"):
         search(study, callbacks=[delete], **options)
     if which == 0:
-        with pytest.raises(UsageError, match="trial 1 of study 'study' was deleted from its storage"):
+        with pytest.raises(UsageError, match="this store has trial 1 of study 'study', the study's storage"):
             search(optuna.load_study(study_name="study", storage=storage), **options)
     assert search(optuna.create_study()).savings.steps_trained <= 4
