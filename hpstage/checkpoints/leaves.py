@@ -176,6 +176,11 @@ def check(leaf: Leaf) -> None:
         raise ValueError(f"leaf {leaf.name!r} of shape {leaf.shape} has the strides {leaf.strides}")
 
 
+def is_torch_size(value: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and type(value) is torch.Size
+
+
 def numpy_scalar(value: object) -> tuple[str, bytes] | None:
     """Return dtype and bytes of a numpy scalar of a dtype that can be captured, else ``None``."""
     numpy = sys.modules.get("numpy")

@@ -1,10 +1,10 @@
 """The state tree: which states can be captured, and their structure as plain JSON.
 
 A state is a tree of ``dict``, ``OrderedDict``, ``list``, ``tuple``, ``None``, ``bool``, ``int``, ``float``, ``str``,
-``bytes``, ``torch.Tensor``, ``numpy.ndarray``, numpy scalars and ``jax.Array`` (keys of random numbers included),
-exactly of these types. It is restored with the same types, dtypes, shapes, values and order, with two exceptions:
-``nn.Parameter`` becomes a plain tensor, and shared memory is no longer shared. Anything else raises :class:`StateError`
-with the path to it.
+``bytes``, ``torch.Tensor``, ``torch.Size``, ``numpy.ndarray``, numpy scalars and ``jax.Array`` (keys of random numbers
+included), exactly of these types. It is restored with the same types, dtypes, shapes, values and order, with two
+exceptions: ``nn.Parameter`` becomes a plain tensor, and shared memory is no longer shared. Anything else raises
+:class:`StateError` with the path to it.
 
 In the structure ``None``, ``bool``, ``str`` and 64-bit ``int`` represent themselves, everything else is ``[tag, ...]``.
 """
@@ -116,6 +116,10 @@ def unflatten(tree: Node, values: Sequence[Any], join: Callable[[Any, Any], Any]
         ordered = OrderedDict((unflatten(key, values, join), unflatten(value, values, join)) for key, value in rest[0])
         vars(ordered).update({name: unflatten(value, values, join) for name, value in rest[1]})
         return ordered
+    if tag == "size":
+        import torch
+
+        return torch.Size(rest[0])
     if tag == "int":
         return int(rest[0], 16)
     if tag == "str":
@@ -221,6 +225,8 @@ class _Flattener:
         if kind is OrderedDict:
             # torch stores the versions of modules in an attribute of their state_dict().
             return ["odict", self._encode_items(value), self._encode_items(vars(value))]
+        if leaves.is_torch_size(value):
+            return ["size", list(value)]
         return self._encode_leaf(value)
 
     def _encode_items(self, mapping: dict[object, object]) -> Node:
