@@ -7,6 +7,7 @@ import enum
 import functools
 import math
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable, Mapping
@@ -299,6 +300,11 @@ class Decoder:
         for index, item in enumerate(self._list(items)):
             made.flat[index] = item
         made.flags.writeable = writeable
+        return made
+
+    def _make_thread_local(self, number: int, own: Plain) -> threading.local:
+        made = self._new[number] = threading.local()
+        vars(made).update(self._dict(own))
         return made
 
     def _create_array(self, values: Any, description: Plain, shape: list[int], writeable: bool) -> Any:

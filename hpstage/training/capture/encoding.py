@@ -11,6 +11,7 @@ import collections
 import enum
 import functools
 import io
+import threading
 import types
 import weakref
 from collections.abc import Callable
@@ -314,6 +315,8 @@ class Encoder:
             return "opened", number, *where
         if (where := where_hdf5_is(value)) is not None:
             return "hdf5", number, *where
+        if kind is threading.local:
+            return "thread local", number, self._pairs(path, vars(value))
         if kind is types.SimpleNamespace:
             return "instance", number, "types", "SimpleNamespace", None, self._pairs(path, vars(value))
         if kind is functools.partial and may_be_given(value.func):

@@ -10,6 +10,7 @@ import math
 import os.path
 import pathlib
 import random
+import threading
 import uuid
 from typing import Any
 
@@ -47,6 +48,19 @@ def _(kept: Any, self: Odd) -> float:
     assert times[0].fold == 1
     assert identifier.int == 7
     return float(numbers[0]) + math.copysign(1, numbers[2]) + times[3].days % 7
+
+
+@odd("a thread local that training makes")
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        self.of_thread = threading.local()
+        self.of_thread.seen = []
+        self.of_thread.itself = self.of_thread
+    if self.steps < 2:
+        return 0
+    assert self.of_thread.itself is self.of_thread
+    self.of_thread.seen.append(self.steps)
+    return float(sum(self.of_thread.seen))
 
 
 # --- functions
