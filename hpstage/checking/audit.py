@@ -100,11 +100,9 @@ def _numerics_of(
     changes = differing(described, loaded, here, by_name(environment.loaded))
     names = {name for name in {*described, *here} if described.get(name) != here.get(name)}
     edited = changes[0].startswith("edited since")
-    if edited:
-        changes = [change for change in changes if not change.startswith("code: ")]
     if "attributes" in names and not edited:
         remedy = "name an object with the attributes of the one that was searched, such as path/to/script.py:OBJECT"
-    elif names <= {"trainable", "code", "attributes"}:
+    elif names <= {"trainable", "code", "attributes"} and not changes[0].startswith("package "):
         remedy = "undo the edit, or name a copy of the code as it was: path/to/copy.py:NAME"
     elif any("data" in name or name == "environment:files" for name in names):
         remedy = "give the data that it was trained with"

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpstage.checkpoints import CheckpointStore, open_checkpoints
-from hpstage.errors import UsageError
+from hpstage.errors import HpstageError, UsageError
 from hpstage.errors.arguments import PLACE, shown
 from hpstage.plan.facts import PlanCreated, StateKey
 from hpstage.plan.log import open_existing_plan, read_header
 from hpstage.plan.plan import SearchPlan
 from hpstage.store import Journal
-from hpstage.store.opening import find_journal, is_on_server, open_journal, open_or_make, scheme_of
+from hpstage.store.opening import default_stores, find_journal, is_on_server, open_journal, open_or_make, scheme_of
 
 
 @dataclass(slots=True)
@@ -112,6 +112,16 @@ def header_in(store: str | os.PathLike[str] | Journal | None, name: str, workloa
     with ExitStack() as closing:
         journal = store if isinstance(store, Journal) else find_journal(store, name, workload, closing)
         return read_header(journal) if journal is not None and len(journal) else None
+
+
+def default_plans() -> dict[str, tuple[Path, PlanCreated]]:
+    """Return the folder and the first event of each readable plan in ``.hpstage``, by the plan's id."""
+    found: dict[str, tuple[Path, PlanCreated]] = {}
+    for folder in default_stores():
+        with suppress(HpstageError), ExitStack() as closing:
+            header = read_header(open_journal(folder, closing=closing, read_only=True))
+            found[header.id] = folder, header
+    return found
 
 
 def open_existing(

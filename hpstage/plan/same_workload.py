@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -68,24 +68,34 @@ def check_workload(
 def differing(
     there: Mapping[str, str], loaded_there: Mapping[str, str], here: Mapping[str, str], loaded_here: Mapping[str, str]
 ) -> list[str]:
-    """List the differences between the description of a plan's workload and another, edited code first.
+    """List the differences between the description of a plan's workload and another: edited code first, then packages.
 
     Args:
         loaded_there, loaded_here: digests of the code by name.
     """
-    changes = [
-        f"{name}: {there.get(name, 'absent')!r} there, {here.get(name, 'absent')!r} here"
-        for name in sorted({*there, *here})
-        if there.get(name) != here.get(name)
-    ]
+    changes = _values({*there, *here}, there, here)
     if any(of.get("code", "").startswith("version ") for of in (there, here)):
         return changes  # code with a stated version is neither digested nor compared
     edited = sorted(name for name in {*loaded_there, *loaded_here} if loaded_there.get(name) != loaded_here.get(name))
     # Names that only one of the two has (values of code that was sent by value) matter only if nothing else differs.
     edited = [name for name in edited if name in loaded_there and name in loaded_here] or edited
-    if edited and loaded_there and loaded_here:
-        changes.insert(0, f"edited since: {', '.join(edited[:_SHOWN])}{', ...' if len(edited) > _SHOWN else ''}")
-    return changes
+    if not (edited and loaded_there and loaded_here):
+        return changes
+    packages = [name for name in edited if name.startswith("package ")]
+    edited = [name for name in edited if name not in packages]
+    return [
+        *([f"edited since: {', '.join(edited[:_SHOWN])}{', ...' if len(edited) > _SHOWN else ''}"] if edited else []),
+        *_values(packages, loaded_there, loaded_here),
+        *(change for change in changes if not change.startswith("code: ")),  # its digests
+    ]
+
+
+def _values(names: Iterable[str], there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    return [
+        f"{name}: {there.get(name, 'absent')!r} there, {here.get(name, 'absent')!r} here"
+        for name in sorted(names)
+        if there.get(name) != here.get(name)
+    ]
 
 
 def _or(there: str, here: str) -> str:

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 import msgspec
 from optuna.trial import FrozenTrial, TrialState
 
+from hpstage.driver.places import default_plans
 from hpstage.errors import UsageError
 from hpstage.optuna.ledger import Ledger
 from hpstage.plan.facts import SearchStarted, TrialAdded, TrialId, TrialProposed, number_of
 from hpstage.plan.plan import SearchPlan
+from hpstage.plan.same_workload import differing
 from hpstage.plan.searches import SearchRecord
 from hpstage.schedule import Plateau, Schedule
 from hpstage.schedule.space import Rejected, Space, describe, grown
@@ -211,13 +213,23 @@ def warn_of_what_is_left(
             record.started.steps,
             now.steps,
         )
-    for trial in ledger.trials():
+    for trial in reversed(ledger.trials()):
         searched = "hpstage:search" in trial.user_attrs and trial.state not in (TrialState.FAIL, TrialState.WAITING)
         if searched and trial.user_attrs.get(PLAN) != plan.id:
             logger.warning(
-                "Study %r holds trials of another plan (other code, data, environment or store): they "
-                "are not reused, and the best trial of the study may be one of them. To resume them, use their store "
-                "and their code; to keep them separate, use another study_name.",
+                "Study %r holds trials of another plan%s: they are not reused, and the best trial of the study may be "
+                "one of them. To resume them, use their store and their code; to keep them separate, use another "
+                "study_name.",
                 name,
+                _about(trial.user_attrs.get(PLAN), plan.id),
             )
             return
+
+
+def _about(other: str | None, own: str) -> str:
+    """Describe another plan by its folder and its differences, if both plans are in ``.hpstage``."""
+    plans = default_plans()
+    if other not in plans or own not in plans:
+        return " (other code, data, environment or store)"
+    (folder, there), (_, here) = plans[other], plans[own]
+    return f" in {folder} ({'; '.join(differing(there.described, there.loaded, here.described, here.loaded))})"

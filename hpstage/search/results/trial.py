@@ -451,9 +451,13 @@ def trial_of(
         proposed = plan.searches.proposed.get(id)
         if proposed is not None and proposed.rejected is not None:
             raise UsageError(f"trial {id!r} was not trained: the space rejected it ({proposed.rejected.summary})")
-        studies = ", ".join(sorted({plan.study_of(known) for known in planned})) or "none"
+        ids: dict[str, list[TrialId]] = {}
+        for known in planned:
+            ids.setdefault(plan.study_of(known), []).append(known)
+        there = "; ".join(f"{count_of(len(own), 'trial')}, {own[0]} to {own[-1]}" for own in ids.values())
         raise UsageError(
-            f"this plan has no trial {id!r} (it may not have begun, or have been trained by other code or on another "
-            f"store); give another: there are {count_of(len(planned), 'trial')}, of studies {studies}"
+            f"this plan has no trial {id!r}; it has {there or 'none'}. A trial that was trained by other code, or on "
+            f"another store, is on another plan: `hpstage status` lists the stores in .hpstage, and "
+            f"hpstage.open(STORE).best_trial() returns the best trial of one"
         )
     return TrainedTrial(planned[id], plan, checkpoints, lineage)

@@ -158,12 +158,13 @@ def differences(here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
 
 
 def by_name(loaded: Mapping[str, str]) -> dict[str, str]:
-    """Return a short digest for each name of the loaded code, without values that hosts compute."""
+    """Return a short digest for each name of the loaded code, and each package's version, without values that hosts
+    compute."""
     found: dict[str, str] = {}
     for name in sorted(loaded):
         if not name.endswith(COMPUTED):
             plain = name.removesuffix(f" {FIXED}")
-            found[plain] = found.get(plain, "") + loaded[name][:8]
+            found[plain] = found.get(plain, "") + loaded[name][: None if name.startswith("package ") else 8]
     return found
 
 

@@ -25,8 +25,10 @@ from hpstage.algos import (
     SuccessiveHalving,
 )
 from hpstage.errors import ScheduleError, StoreError, UsageError
+from hpstage.plan.same_workload import differing
 from hpstage.store import MemoryJournal
 from hpstage.testing.toys import Tape, alone
+from hpstage.training.identity.code_identity import by_name
 from tests.unit.searches import schedules
 
 pytestmark = pytest.mark.sampled(16)
@@ -306,7 +308,7 @@ def test_the_error_of_another_workload_names_the_edited_function(tmp_path, monke
     run(create(), edited_helper.Edited(), store=journal)
     (tmp_path / "edited_helper.py").write_text(f"{source}{helper}100.0\n")
     importlib.reload(edited_helper)
-    with pytest.raises(StoreError, match=r"another workload \(edited since: edited_helper\.gain; code: "):
+    with pytest.raises(StoreError, match=r"another workload \(edited since: edited_helper\.gain\); "):
         run(create(), edited_helper.Edited(), store=journal)
 
 
@@ -441,6 +443,28 @@ def test_a_search_warns_if_its_study_has_trials_of_another_workload(caplog):
     assert "trials of another plan" not in caplog.text
     run(study, Other(), n_trials=2)
     assert "trials of another plan" in caplog.text
+
+
+def test_the_warning_about_another_plan_names_its_folder_and_what_differs(caplog, tmp_path, monkeypatch):
+    class Other(Tape):
+        version = "2"
+
+    monkeypatch.chdir(tmp_path)
+    study = create()
+    run(study, n_trials=2, store=None)
+    [folder] = (tmp_path / ".hpstage").iterdir()
+    result = run(study, Other(), n_trials=2, store=None)
+    assert f"another plan in .hpstage/{folder.name} (" in caplog.text
+    assert "code: 'version 1' there, 'version 2' here" in caplog.text
+    with pytest.raises(UsageError, match=r"no trial '[^']+/0'; it has 2 trials, [^ ]+/2 to [^ ]+/3\."):
+        result.trial(0)
+
+
+def test_packages_that_differ_are_named_with_their_versions():
+    there = {"package sklearn": "scikit-learn 1.8.0", "script.Net": "a"}
+    here = by_name({"package sklearn": "scikit-learn 1.9.1", "script.Net": "a"})
+    changes = differing({"code": "bytecode 1"}, there, {"code": "bytecode 2"}, here)
+    assert changes == ["package sklearn: 'scikit-learn 1.8.0' there, 'scikit-learn 1.9.1' here"]
 
 
 @pytest.mark.ci
