@@ -59,9 +59,10 @@ def export(
         str | None,
         typer.Option(
             help="Trial to export the weights of: STUDY/NUMBER, or a number.",
-            show_default="the best trial of the only study",
+            show_default="the best trial of the study",
         ),
     ] = None,
+    study: options.StudyOfNumber = None,
     step: Annotated[
         str | None,
         typer.Option(
@@ -98,13 +99,13 @@ def export(
         raise UsageError(f"--format {format.value} is for tables; leave it out for {what.value}")
     if what == What.TABLES and checkpoints is not None:
         raise UsageError(f"--checkpoints {checkpoints} is for weights and trackers; leave it out for tables")
-    for option, value in (("--trial", trial), ("--step", step), ("--part", part)):
+    for option, value in (("--trial", trial), ("--study", study), ("--step", step), ("--part", part)):
         if what != What.WEIGHTS and value is not None:
             raise UsageError(f"{option} {value} is for weights; leave it out for {what.value}")
     if what in _TRACKERS:
         _export_runs(store, checkpoints, what, target)
     elif what == What.WEIGHTS:
-        _export_weights(store, checkpoints, target or Path("weights.safetensors"), trial, step, part)
+        _export_weights(store, checkpoints, target or Path("weights.safetensors"), trial, study, step, part)
     else:
         _export_tables(store, target or Path("tables"), format or Format.PARQUET)
 
@@ -147,14 +148,20 @@ def _tracker(what: What, folder: Path | None) -> Tracker:
 
 
 def _export_weights(
-    store: str, checkpoints: str | None, path: Path, trial: str | None, step: str | None, part: str | None
+    store: str,
+    checkpoints: str | None,
+    path: Path,
+    trial: str | None,
+    study: str | None,
+    step: str | None,
+    part: str | None,
 ) -> None:
     if step is not None and step != "best" and not step.isdecimal():
         raise UsageError(f"--step {step}: give a number of steps, or best")
     from hpstage.search.results import open as open_store
 
     plan = open_store(store, checkpoints=checkpoints)
-    found = plan.best_trial() if trial is None else plan.trial(trial)
+    found = plan.best_trial(study) if trial is None else plan.trial(trial, study)
     at = found.step("best" if step == "best" else None if step is None else int(step))
     with refusing(path):
         found.save_weights(path, at, part=part)

@@ -40,10 +40,10 @@ Sampler = Annotated[str, typer.Option(help="Sampler of Optuna: random, tpe, grid
 Seed = Annotated[int, typer.Option(help="Seed of the sampler.")]
 Trial = Annotated[
     str | None,
-    typer.Option(help="The trial: STUDY/NUMBER, or a number.", show_default="the best trial of the only study"),
+    typer.Option(help="The trial: STUDY/NUMBER, or a number.", show_default="the best trial of the study"),
 ]
 StudyOfNumber = Annotated[
-    str | None, typer.Option(help="Study of the trial, if --trial is a number and the store has several studies.")
+    str | None, typer.Option(help="Study of the trial, if the store has several and --trial does not name it.")
 ]
 KeptCheckpoints = Annotated[
     str | None, typer.Option("--checkpoints", help="Folder or URL of the checkpoints, if they are not in STORE.")

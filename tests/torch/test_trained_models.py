@@ -227,6 +227,9 @@ def test_export_from_a_store_with_several_studies_explains_how_to_name_a_trial(t
         words = [] if trial is None else ["--trial", trial]
         done = CliRunner().invoke(app, ["export", str(tmp_path), "weights", str(tmp_path / "w"), *words])
         assert "name the study, or a trial as STUDY/NUMBER; there are: one, other" in str(done.exception)
+        words += ["--study", "one"]
+        done = CliRunner().invoke(app, ["export", str(tmp_path), "weights", str(tmp_path / "w"), *words])
+        assert "trial one/0 after step 1" in done.output
 
 
 @pytest.mark.ci
