@@ -21,7 +21,7 @@ from hpstage.cli.terminal import columns, echo
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.driver.places import open_existing
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointForeign, CheckpointMissing
-from hpstage.errors.text import size, table
+from hpstage.errors.text import count_of, size, table
 from hpstage.plan.facts import DriverId, DriverLeft, StateKey
 from hpstage.plan.log import Log
 from hpstage.report.trial_log import all_log_keys
@@ -103,6 +103,8 @@ class Collection:
     waiting: int = field(default=0, init=False)
     unpublished: int = field(default=0, init=False)
     _sizes: dict[StateKey, int] = field(default_factory=dict, init=False)
+    _freed: int = field(default=0, init=False)
+    """In a dry run: bytes that evictions would free, with the parts that no other checkpoint shares."""
 
     def collect(self, budget: int | None) -> None:
         """Find and remove checkpoints. ``budget``: maximum bytes that remain; ``None``: keep all that are recorded."""
@@ -112,7 +114,10 @@ class Collection:
         self._remove_logs()
         if budget is not None:
             self._evict(budget)
-        if not self.dry_run:
+        if self.dry_run:
+            gone = self.orphans.count + self.evicted.count
+            self.after = _Heap(self.before.count - gone, self.before.bytes - self.orphans.bytes - self._freed)
+        else:
             self.leftovers = self.checkpoints.sweep()
             _, self.after = self._listed()
         self.unpublished = self.checkpoints.usage().unpublished
@@ -215,7 +220,9 @@ class Collection:
 
     def _evict(self, budget: int) -> None:
         if self.dry_run:
-            gone = choose_evictions(kept_states(self.log.plan, for_forks=self._for_forks), budget).delete
+            states = [*kept_states(self.log.plan, for_forks=self._for_forks)]
+            chosen = choose_evictions(states, budget)
+            gone, self._freed = chosen.delete, choose_evictions(states, None).remaining - chosen.remaining
         else:
             eviction = Eviction(self.checkpoints)
             gone = eviction.evict(self.log, budget, "by hpstage gc", for_forks=self._for_forks).delete
@@ -228,15 +235,14 @@ class Collection:
 
     def as_text(self, width: int | None) -> str:
         """Return the counts as a terminal of ``width`` columns shows them."""
-        removed = "to remove" if self.dry_run else "removed"
+        removed = "would be removed" if self.dry_run else "removed"
         rows = [
             ("before", self.before.count, self.before.bytes),
             (f"{removed}: not recorded in the plan", self.orphans.count, self.orphans.bytes),
             (f"{removed}: over the budget", self.evicted.count, self.evicted.bytes),
+            ("would stay" if self.dry_run else "after", self.after.count, self.after.bytes),
+            ("of these, needed", self.needed.count, self.needed.bytes),
         ]
-        if not self.dry_run:
-            rows.append(("after", self.after.count, self.after.bytes))
-        rows.append(("still needed", self.needed.count, self.needed.bytes))
         for name, heap in (
             ("left: a running driver may record them", self.spared),
             ("left: of other workloads", self.foreign),
@@ -247,10 +253,10 @@ class Collection:
                 rows.append((name, heap.count, heap.bytes))
         cells = [("", "checkpoints", "size"), *((name, f"{count:,}", size(own)) for name, count, own in rows)]
         notes = [
-            (self.logs, f"logs {removed}, not recorded in the plan: {self.logs} ({size(self.log_bytes)})"),
+            (self.logs, f"{removed}: {count_of(self.logs, 'log')} not recorded in the plan ({size(self.log_bytes)})"),
             (self.leftovers, f"leftovers of dead writers removed: {self.leftovers}"),
             (self.unpublished, f"unpublished files of running or dead writers: {size(self.unpublished)}"),
-            (self.dead_drivers, f"dead drivers removed from the plan: {self.dead_drivers}"),
+            (self.dead_drivers, f"{removed} from the plan: {count_of(self.dead_drivers, 'dead driver')}"),
             (self.log.plan.drivers, f"running drivers: {len(self.log.plan.drivers)}"),
             (self.waiting, f"recorded as evicted, but a running chain may save them again: {self.waiting}"),
             (self.failed, f"recorded as evicted, but could not be removed: {self.failed}"),

@@ -238,8 +238,8 @@ def test_gc_removes_orphaned_checkpoints_after_a_crash_between_journal_record_an
     words = [tmp_path / "plan", "--checkpoints", folder]
     tried = gc(*words, "--dry-run")
     assert tried.exit_code == 0, tried.output
-    assert row(tried.output, "to remove: not recorded in the plan")[0] == len(orphans)
-    assert "dead drivers removed from the plan: 1" in tried.output and "Nothing was changed" in tried.output
+    assert row(tried.output, "would be removed: not recorded in the plan")[0] == len(orphans)
+    assert "would be removed from the plan: 1 dead driver" in tried.output and "Nothing was changed" in tried.output
     with closing(SQLiteJournal(tmp_path / "plan" / "plan.sqlite")) as journal:
         assert journal.read() == records
     assert keys_in(folder, plan.workload) == kept | orphans
@@ -251,7 +251,7 @@ def test_gc_removes_orphaned_checkpoints_after_a_crash_between_journal_record_an
     assert keys_in(folder, plan.workload) == kept == set(plan_in(tmp_path).kept)
     assert not plan_in(tmp_path).drivers
     # The search was not over: the checkpoints it needs have stayed, and the same call resumes from them.
-    assert row(done.output, "still needed")[0] > 0
+    assert row(done.output, "of these, needed")[0] > 0
     assert outcome(search(tmp_path, checkpoints=folder)) == undisturbed
 
 
@@ -261,7 +261,9 @@ def test_gc_keeps_all_recorded_checkpoints_without_a_budget_and_the_best_with_bu
     kept = keys_in(folder, workload)
     assert gc(tmp_path / "plan").exit_code == 0
     assert keys_in(folder, workload) == kept
+    tried = gc(tmp_path / "plan", "--budget", result.plan.kept_bytes // 2, "--dry-run")
     half = gc(tmp_path / "plan", "--budget", result.plan.kept_bytes // 2)
+    assert row(tried.output, "would stay") == row(half.output, "after")
     assert 0 < len(keys_in(folder, workload)) < len(kept)
     assert row(half.output, "removed: over the budget")[0] == len(kept) - len(keys_in(folder, workload))
     done = gc(tmp_path / "plan", "--budget", 0)
@@ -285,7 +287,7 @@ def test_an_interrupted_search_resumes_after_gc_removed_all_unneeded_checkpoints
     with pytest.raises(KeyboardInterrupt):
         search(tmp_path, callbacks=[stop])
     done = gc(tmp_path / "plan", "--budget", "0")
-    assert row(done.output, "after") == row(done.output, "still needed") != (0, 0)
+    assert row(done.output, "after") == row(done.output, "of these, needed") != (0, 0)
     assert outcome(search(tmp_path)) == undisturbed
 
 

@@ -151,7 +151,7 @@ def test_gc_removes_logs_that_the_plan_does_not_record(store: Path) -> None:
     before = plan.checkpoints.logs()
     unnamed = StateKey("f" * 32)
     plan.checkpoints.save_log(unnamed, StageLog(0, 1, output="x"))
-    assert "logs to remove, not recorded in the plan: 1" in run("gc", store, "--dry-run")
+    assert "would be removed: 1 log not recorded in the plan" in run("gc", store, "--dry-run")
     assert unnamed in plan.checkpoints.logs()
     run("gc", store, "--budget", "0")
     assert plan.checkpoints.logs() == before
