@@ -126,11 +126,13 @@ def check_names(planned: PlannedTrial, own: Mapping[str, Schedule], names: Mappi
         if name not in own:
             near = nearest(name, own)
             meant = "" if near is None else f" (did you mean {near!r}?)"
+            add = (
+                f". To add it, set defaults = {{{name!r}: OLD}} on the trainable, OLD being its value so far, and "
+                f"let a space return {{**trial.then({{...}}), {name!r}: s.piecewise({{0: OLD, {steps}: NEW}})}}"
+            )
             raise UsageError(
-                f"trial {planned.id} has no hyperparameter {name!r}{meant}; it has {', '.join(sorted(own))}. To add "
-                f"one, state OLD, the value that means the training so far, as its default (defaults = {{{name!r}: "
-                f"OLD}} on the trainable), and let the space return {{**trial.then({{...}}), {name!r}: "
-                f"s.piecewise({{0: OLD, {steps}: NEW}})}}: none of it is trained again"
+                f"trial {planned.id} has no hyperparameter {name!r}{meant}; it has {', '.join(sorted(own))}"
+                f"{add if near is None else ''}"
             )
 
 
