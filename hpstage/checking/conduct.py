@@ -265,10 +265,10 @@ def libraries_of(trainable: object) -> list[str]:
 
 def _beginning(name: str, trials: Trials, forks: Sequence[int], processes: Sequence[Process]) -> str:
     params = ", ".join(f"{key}={value!r}" for key, value in trials.params.items())
-    trained = sum(run.steps for process in processes for run in process.runs)
+    trained = sum(run.steps for process in processes for run in process.runs if run.name != ways.ANOTHER)
     return (
         f"{name} with {params or 'the one trial of the space'}: {trials.steps} steps straight through, forks at "
-        f"{', '.join(map(str, forks))}; {trained:,} steps in all, in {len(processes)} processes"
+        f"{', '.join(map(str, forks))}; at most {trained:,} steps to compare, in {len(processes)} processes"
     )
 
 

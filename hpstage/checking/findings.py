@@ -127,8 +127,8 @@ class CheckReport:
         """Return the report as a terminal of ``width`` columns shows it."""
         lines = [table([way.cells() for way in self.ways], left=2, width=width)]
         lines += ["", self.beside_eager] if self.beside_eager else []
-        trained = sum(way.steps for way in self.ways)
-        end = f"{count_of(trained, 'step')} trained in {self.seconds:.0f} s"
+        compared = sum(way.steps for way in self.ways)
+        end = f"{count_of(compared, 'step')} compared in {self.seconds:.0f} s"
         if self.ok:
             verdict = (
                 f"{self.subject} is exact: all ways lead to the same bits, in all of {self.compared:,} values that "
