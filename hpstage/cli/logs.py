@@ -78,4 +78,4 @@ def _show_all(log: TrialLog, trial: str) -> None:
             f"{steps[-1]:,} ({values[steps[-1]]:.6g}); --name {clean(name)} prints them"
         )
     if not (log.output or log.values):
-        echo(f"Trial {clean(trial)} has printed and logged nothing.")
+        echo(f"Trial {clean(trial)} has printed and logged nothing; log values with hpstage.log(name, value).")
