@@ -170,8 +170,8 @@ class Run:
         return self._open_batches(self, data, batch_size, num_workers)
 
     def report(self, *unnamed: object, **metrics: Any) -> None:
-        """Record the metrics of the state after this step. If ``wants_report`` is false, they count only if this step
-        is the last one (:meth:`stop`).
+        """Record the metrics of the state after this step, as floats. If ``wants_report`` is false, they count only if
+        this step is the last one (:meth:`stop`).
 
         Before the loop, these are the metrics of the state that the run begins with. Measuring them must not change
         the attached objects (``model.eval()`` before, ``model.train()`` after).
