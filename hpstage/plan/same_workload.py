@@ -12,6 +12,7 @@ from hpstage.plan.facts import StateKey
 
 NUMERICS = "environment:numerics"
 """Name of the numerics class in a workload's description."""
+_FILES = "environment:files"
 _SHOWN = 5
 
 
@@ -62,6 +63,11 @@ def check_workload(
         made_with, given = (of.get(NUMERICS, "").partition("-v")[0] for of in (header.described, described))
         if not unused and made_with and made_with != given:  # classes of the same name differ in the version only
             advice = f", or set the numerics that this one was created with: numerics = {made_with!r}"
+        if header.described.get(_FILES) != described.get(_FILES):
+            advice += (
+                ". A file that an attribute of the trainable names has changed: if training writes it, name the "
+                "attribute in `stateless`"
+            )
         raise StoreError(f"this store belongs to another workload ({'; '.join(changes)}); choose another store{advice}")
 
 

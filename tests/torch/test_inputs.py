@@ -455,6 +455,33 @@ def test_files_that_training_itself_writes_are_not_inputs(folder: Path, caplog: 
     assert "Training reads" not in caplog.text
 
 
+class Logging(Tiny):
+    """Appends to a file that an attribute names."""
+
+    def __init__(self) -> None:
+        self.record = str(FOLDER / "losses.csv")
+
+    def scale(self) -> float:
+        with open(self.record, "a") as file:
+            file.write("1\n")
+        return 1.0
+
+
+def test_a_file_that_training_writes_and_an_attribute_names_does_not_count_if_the_attribute_is_stateless(
+    folder: Path,
+) -> None:
+    search(Logging())
+    with pytest.raises(StoreError, match=r"files.* if training writes it, name the attribute in `stateless`"):
+        search(Logging())
+
+    class Named(Logging):
+        stateless = ("record",)
+
+    (FOLDER / "losses.csv").unlink()
+    before = search(Named(), "other")
+    assert search(Named(), "other") == before
+
+
 class Settings(Tiny):
     """Code calls libraries and Python for much that is not an input."""
 

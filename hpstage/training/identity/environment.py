@@ -94,15 +94,16 @@ def _describe(trainable: Trainable, inputs: Inputs, watch: Watch) -> Environment
 
 
 def files_of(subject: object) -> DataFiles:
-    """Return the files named by attributes of the object and of its user-defined classes, and by the arguments of a
-    ``functools.partial``."""
+    """Return the files named by attributes of the object and of its user-defined classes, without those that are
+    ``stateless``, and by the arguments of a ``functools.partial``."""
     files = DataFiles()
     while isinstance(subject, functools.partial):
         files.look_at((subject.args, subject.keywords))
         subject = subject.func
+    ignored = {*NOT_STATE, *getattr(subject, "stateless", ())}
     for holder in (subject, *(cls for cls in type(subject).__mro__ if is_users_code(cls))):
         for name, value in sorted(getattr(holder, "__dict__", {}).items()):
-            if not name.startswith("__") and name not in NOT_STATE:
+            if not name.startswith("__") and name not in ignored:
                 files.look_at(value)
     return files
 
