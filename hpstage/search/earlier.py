@@ -25,12 +25,19 @@ logger = logging.getLogger("hpstage")
 PLAN = "hpstage:plan"
 
 
-def check_extension(last: SearchStarted, now: SearchStarted) -> None:
-    if last.metric != now.metric:
+def check_metric(record: SearchRecord, now: SearchStarted, ledger: Ledger) -> None:
+    """Raise :class:`UsageError` if the last search of the study has given its trials values of another metric."""
+    last, numbers = record.started, {proposed.number for proposed in record.proposed}
+    searched = (trial for trial in ledger.trials() if trial.number in numbers)
+    if last.metric != now.metric and any(trial.values or trial.intermediate_values for trial in searched):
         raise UsageError(
-            f"extend=True, but the last search of the study was for metric {', '.join(last.metric)}; extend it for the "
-            f"same metric, or use another study"
+            f"the last search of study {ledger.name!r} was for metric {', '.join(last.metric)}, and this one is for "
+            f"{', '.join(now.metric)}; a study compares values of one metric. Use another study: on the same store, "
+            f"both share training"
         )
+
+
+def check_extension(last: SearchStarted, now: SearchStarted) -> None:
     if last.steps > now.steps:
         raise UsageError(
             f"extend=True with steps={now.steps}, but the study's trials have {last.steps} steps already; extend them "

@@ -35,7 +35,7 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.plan.searches import SearchRecord
 from hpstage.schedule import space as spaces
 from hpstage.schedule.space import Described, Rejected, check_forkable, describe, grown, points_of
-from hpstage.search.earlier import PLAN, check_extension, lengthened, warn_of_what_is_left
+from hpstage.search.earlier import PLAN, check_extension, check_metric, lengthened, warn_of_what_is_left
 from hpstage.search.given import Given, branch_of
 from hpstage.search.request import Request
 
@@ -170,6 +170,8 @@ class Roster(Trials):
     def _begin(self) -> bool:
         self._refuse_lost_trials()
         record, started = self._driver.plan.searches.get(self._started.study), self._started
+        if record is not None and not isinstance(self._space, Given):
+            check_metric(record, started, self._ledger)
         if record is not None and not record.ended and not started.continues and record.started.same_call(started):
             self._take_over(record, [])
             stops = any(proposed.stops for proposed in record.proposed)

@@ -254,6 +254,18 @@ def test_an_invalid_extension_is_refused_and_writes_nothing_to_the_journal() -> 
     assert searched(journal) == before
 
 
+def test_a_study_whose_trials_have_values_of_another_metric_is_refused_and_gets_no_trial() -> None:
+    study, journal = create(), MemoryJournal()
+    with pytest.raises(UsageError, match="metric='misspelt' was requested"):
+        run(study, journal, n_trials=2, metric="misspelt")
+    run(study, journal, n_trials=2)
+    before = len(study.trials)
+    with pytest.raises(UsageError, match=r"was for metric score, and this one is for hash.* Use another study"):
+        run(study, journal, n_trials=2, metric="hash")
+    assert len(study.trials) == before
+    run(create(), journal, n_trials=2, metric="hash")
+
+
 @pytest.mark.ci
 def test_a_search_cannot_be_extended_if_its_space_changes_schedules_of_trained_steps() -> None:
     def stretched(steps: int) -> Any:
