@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -77,19 +78,32 @@ def show(open_at: Open, tmp_path: Path) -> Callable[..., Tree]:
     return show
 
 
-def many(n_trials: int) -> Book:
-    """Trials that part at once, each with a value of its own."""
+def many(n_trials: int, studies: tuple[str, ...] = ("study",), step: float | None = None) -> Book:
+    """Trials that part at once, each with a value of its own, or with one of those that are ``step`` apart."""
 
     def space(trial: optuna.Trial) -> dict[str, object]:
-        return {"a": s.piecewise({0: 1, 2: trial.suggest_float("a", 0, 1), 3: trial.suggest_int("b", 0, 9)})}
+        late = trial.suggest_float("a", 0, 1, step=step)
+        return {"a": s.piecewise({0: 1, 2: late, 3: late if step else trial.suggest_int("b", 0, 9)})}
 
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     journal = MemoryJournal()
-    hpstage.optimize(
-        study, object(), space, metric="value", steps=4, n_trials=n_trials, executor=SimulatedExecutor(8),
-        store=journal, show_progress_bar=False,
-    )  # fmt: skip
+    for name in studies:
+        study = optuna.create_study(study_name=name, sampler=optuna.samplers.RandomSampler(seed=0))
+        hpstage.optimize(
+            study, object(), space, metric="value", steps=4, n_trials=n_trials, executor=SimulatedExecutor(8),
+            store=journal, show_progress_bar=False,
+        )  # fmt: skip
     return open_book(journal)
+
+
+def test_trials_of_several_studies_are_named_whole_and_their_study_once(show: Callable[..., Tree]) -> None:
+    tree = show(many(12, ("a study of a long name", "another of a name so long"), step=0.5))
+    ends = tree.ask("fig.renderers.find((one) => one.name == 'ends').data_source.data.text")
+    assert ends and not any("\N{HORIZONTAL ELLIPSIS}" in text for text in ends)
+    assert all(re.search(r"trials a study of a long name/\d+, \d+, \d+ \+ \d+  0\.\d+$", text) for text in ends)
+    tree = show(many(1, ("a study of a long name", "another of a name so long")))
+    [end] = tree.ask("fig.renderers.find((one) => one.name == 'ends').data_source.data.text")
+    assert re.search(r"trials a study of a long name/0, another of a name so long/0  0\.\d+$", end)
+    keep(tree.page, "tree-of-studies")
 
 
 def test_the_search_field_of_the_tree_finds_a_trial_and_opens_its_drawer(book: Book, show: Callable[..., Tree]) -> None:

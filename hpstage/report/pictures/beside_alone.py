@@ -16,7 +16,7 @@ from hpstage.report.tree.layout import Layout, lay_out
 _HEIGHT = 3.6  # inches
 _ABOVE, _BELOW, _LEFT, _RIGHT, _BETWEEN = 0.3, 0.45, 0.08, 0.05, 0.25  # inches around the panels
 _ROWS = 26  # maximum number of rows of the tree
-_TRIES = 5
+_TRIES = 8
 _FEWEST = 4  # rows laid out at least, so that few rows stay close together
 
 
@@ -34,9 +34,11 @@ def draw_beside_alone(book: Book) -> Figure:
     figure = style.blank(_HEIGHT, layout=None)
     last = max(branch.reach for branch in book.branches.values())
     width = style.WIDTH - _LEFT - _BETWEEN - _RIGHT
-    tree = width / 2  # wider by the texts next to its lines: a step has the same length in both panels
+    tree, most = width / 2, width  # wider by the texts next to its lines: a step has the same length in both panels
     for _ in range(_TRIES):
-        tree = 0.99 * width / (1 + last / write(layout, shown, 72 * tree, style.TINY).end)
+        middle = (tree + most) / 2
+        fits = middle * (1 + last / write(layout, shown, 72 * middle, style.TINY).end) <= width
+        tree, most = (middle, most) if fits else (tree, middle)
     height = _HEIGHT - _ABOVE - _BELOW
     left, right = (
         figure.add_axes((x / style.WIDTH, _BELOW / _HEIGHT, wide / style.WIDTH, height / _HEIGHT))

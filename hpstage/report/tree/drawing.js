@@ -33,8 +33,10 @@ let seen = [], ends = [] // the branches and the stubs on these rows
 let scales = "", steps = "" // the scale of the drawn rows, and the steps of the drawn labels
 
 // Returns the text at the end of a branch: the trials that end there, their metric, and the number of folded branches.
+// Of successive trials of one study, the first is named with it.
 function end(i) {
-  const names = ending[i].slice(0, AT_THE_END).map((t) => T.name[t]).join(", ")
+  const study = (t) => T.name[t].slice(0, T.name[t].lastIndexOf("/") + 1)
+  const names = ending[i].slice(0, AT_THE_END).map((t, k, all) => T.name[t].slice(k && study(t) == study(all[k - 1]) ? study(t).length : 0)).join(", ")
   const more = ending[i].length > AT_THE_END ? ` + ${number(ending[i].length - AT_THE_END)}` : ""
   const values = new Set(ending[i].map((t) => short(T.value[t]))) // trials that end at different steps of it differ
   const parts = []

@@ -12,9 +12,9 @@ function frame(top = -1) {
   fig.y_range.setv({...looked.y, reset_start: seen - 1, reset_end: -1})
 }
 
-// Shows all steps, with room for the texts after them.
+// Shows all steps, with room for the texts after them. Trials of several studies have longer names.
 function frameSteps() {
-  const room = Math.min(260, 0.45 * wide()), end = header.end * wide() / (wide() - room)
+  const room = Math.min(header.study ? 260 : 400, 0.45 * wide()), end = header.end * wide() / (wide() - room)
   looked.x = {start: -0.012 * end, end}
   fig.below[0].bounds = [0, header.end]
   fig.x_range.setv({...looked.x, reset_start: looked.x.start, reset_end: end})

@@ -19,6 +19,7 @@ _NAMED = 3  # maximum number of trials named at the end of a branch
 _SHORTEST = 8  # minimum number of characters of a cut text
 _FARTHEST = 40.0  # maximum points from a branch point to its label
 _GAP = 3.0  # points around a text
+_DOT = "  \N{MIDDLE DOT}  "  # between texts on a line
 _MOST = 0.4  # maximum share of the width for a text
 _TRIES = 8  # attempts to find the length of the axis
 # Widths of characters, as multiples of the font size: those of matplotlib's font, which is wider than most.
@@ -77,21 +78,26 @@ def _place(
     notes = []
     for row, own in labels.items():
         free = 0.0  # points from step 0
+        step, last = ends.get(row, (0, ""))
+        before = []  # labels longer than their branch, which stand before its trials
         for place, (i, start, label) in enumerate(own):
             at = max(start * scale + _GAP, free)
             # The values at the start of a trial are less important than the next changes.
             room = own[1][1] * scale if start == 0 and place + 1 < len(own) else width
             text = _cut(label, min(room - at, _MOST * width), size)
+            if last and room == width and at + _width(text, size) > step * scale:
+                before.append(label)
+                continue
             if at - start * scale < _FARTHEST:
                 beyond = max(beyond, at + min(_width(label, size) if start else 0.0, _MOST * width) - width)
             if text and at - start * scale < _FARTHEST:
                 notes.append(Note(start, row, at - start * scale, text, i))
                 free = at + _width(text, size) + _GAP
         if row in ends:
-            step, text = ends[row]
+            last = _DOT.join(filter(None, (_cut(_DOT.join(before), _MOST * width, size), last)))
             at = max(step * scale + _GAP, free)
-            notes.append(Note(step, row, at - step * scale, text, None))
-            beyond = max(beyond, at + _width(text, size) - width)
+            notes.append(Note(step, row, at - step * scale, last, None))
+            beyond = max(beyond, at + _width(last, size) - width)
     return notes, beyond
 
 
@@ -129,9 +135,15 @@ def _folded(count: Folded) -> str:
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    """Return a list of trials such as ``trials 3, 12, 17 + 4``, with at most ``most`` names."""
+    """Return a list of trials such as ``trials 3, 12, 17 + 4``, with at most ``most`` names. Of successive trials of
+    one study, the first is named with it: ``trials a/3, 12, b/0``."""
     more = f" + {len(names) - most:,}" if len(names) > most else ""
-    return f"trial{'' if len(names) == 1 else 's'} {', '.join(names[:most])}{more}"
+    studies = [name.rpartition("/")[0] for name in names[:most]]
+    shown = [
+        name.removeprefix(f"{study}/") if study == before else name
+        for name, study, before in zip(names, studies, [None, *studies], strict=False)
+    ]
+    return f"trial{'' if len(names) == 1 else 's'} {', '.join(shown)}{more}"
 
 
 def _width(text: str, size: float) -> float:

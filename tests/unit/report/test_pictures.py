@@ -51,6 +51,7 @@ from hpstage.report.pictures.parameters import _Column, importances
 from hpstage.report.pictures.savings import steps
 from hpstage.report.pictures.stage_tree import PALETTE, colour_of
 from hpstage.report.pictures.timeline import MOST_BARS, bars
+from hpstage.report.tree.labels import _width, listed, write
 from hpstage.report.tree.layout import ROWS, lay_out
 from hpstage.store.memory import MemoryJournal
 from hpstage.testing.toys import Failing, Tape
@@ -219,12 +220,30 @@ def test_trials_are_named_at_the_end_of_their_branch_and_with_their_study_if_the
     result, journal = search(n_trials=4)
     said = texts(draw_stage_tree(open_book(journal)))
     for one in result.study.trials:
-        assert any(re.search(rf"^trials? (\d+, )*{one.number}\b", text) for text in said)
+        assert any(re.search(rf"(^|  · +)trials? (\d+, )*{one.number}\b", text) for text in said)
     assert any(text.endswith(f"  {result.best_value:.4g}") for text in said)
     search(journal, name="other", n_trials=4, seed=3)
     said = texts(draw_stage_tree(open_book(journal)))
-    assert not any(re.match(r"trials? \d", text) for text in said)
-    assert any(re.match(r"trials? other/\d", text) for text in said)
+    assert not any(re.search(r"trials? \d", text) for text in said)
+    assert any(re.search(r"trials? other/\d", text) for text in said)
+
+
+def test_trials_at_the_end_of_a_branch_name_their_study_once() -> None:
+    assert listed(["a/3", "a/12", "b/0", "a/1"], 3) == "trials a/3, 12, b/0 + 1"
+    assert listed(["3", "12"], 3) == "trials 3, 12" and listed(["a/3"], 3) == "trial a/3"
+
+
+def test_labels_longer_than_their_branch_stand_before_its_trials() -> None:
+    _, journal = search(space=continuous)
+    layout = lay_out(open_book(journal))
+    written = write(layout, layout.fitted(ROWS), 400.0, 6.0)
+    scale = 400.0 / written.end
+    for note in written.notes:
+        if note.above is not None:
+            own = layout.branches[note.above].branch
+            assert note.right + _width(note.text, 6.0) <= (own.reach - own.node.start) * scale
+    long = [note for note in written.notes if note.above is None and "  ·  trial" in note.text]
+    assert long and all(re.match(r"lr [12] → 0\.\d+  ·  trials? \d", note.text) for note in long)
 
 
 def test_failures_are_marked_in_the_stage_tree_picture() -> None:
