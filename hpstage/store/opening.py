@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from hpstage.errors import StoreError, UsageError
@@ -42,10 +42,15 @@ def open_or_make(
 
 
 def find_journal(store: str | os.PathLike[str] | None, name: str, workload: str, closing: ExitStack) -> Journal | None:
-    """Open the journal that :func:`open_or_make` would open, if it exists. No folder is created."""
-    if _opener(store) is not None:
-        return open_or_make(store, name, workload, closing)[0]
-    folder = Path(DEFAULT_ROOT) / _own(name, workload) if store is None else Path(store)
+    """Open the journal that :func:`open_or_make` would open, if it exists. Nothing is created."""
+    own = _own(name, workload)
+    if (opener := _opener(store)) is not None:
+        with suppress(UsageError):
+            journal = opener(str(store), own, read_only=True)
+            closing.callback(journal.close)
+            return journal
+        return None
+    folder = Path(DEFAULT_ROOT) / own if store is None else Path(store)
     return open_journal(folder, closing=closing, read_only=True) if _has_plan(folder) else None
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from urllib.parse import parse_qsl, urlencode
 
 from hpstage.errors import UsageError
-from hpstage.store.redis import RedisJournal
+from hpstage.store.redis import OPENING, RedisJournal
 from hpstage.store.redis_server import RedisServer
 
 
@@ -13,17 +14,21 @@ def open_redis(url: str, name: str | None, *, read_only: bool = False) -> RedisJ
     """Open the plan that ``url`` names by ``?prefix=``, or else the workload's own plan, called ``name``.
 
     Args:
-        name: ``None`` opens an existing plan only; with a name, a missing one is created.
-        read_only: has no effect, since readers and writers open a server in the same way.
+        name: ``None`` opens an existing plan that the URL names.
+        read_only: opens an existing plan only. Otherwise one with a name is created if it is missing.
 
     Raises:
         UsageError: the URL is invalid, or names no existing plan (the message lists those that exist).
         StoreError: the server does not answer.
     """
     address, prefix = _split(url)
-    if name is None:
-        _check(address, prefix)
-    return RedisJournal(address, prefix=prefix or f"hpstage:{name}")
+    own = prefix if name is None else prefix or f"hpstage:{name}"
+    if name is None or read_only:
+        with closing(RedisServer(address, patience=OPENING)) as server:
+            if own is None or not server.command("EXISTS", f"{{{own}}}:log"):
+                raise UsageError(_missing(server, prefix) if name is None else f"there is no plan {own!r}")
+    assert own is not None
+    return RedisJournal(address, prefix=own)
 
 
 def _split(url: str) -> tuple[str, str | None]:
@@ -35,19 +40,13 @@ def _split(url: str) -> tuple[str, str | None]:
     return f"{base}?{urlencode(options)}" if options else base, prefix
 
 
-def _check(address: str, prefix: str | None) -> None:
-    server = RedisServer(address, patience=5.0)
-    try:
-        cursor, there = 0, set()
-        while True:
-            cursor, found = server.command("SCAN", cursor, "MATCH", "{*}:about", "COUNT", 1000)
-            there |= {key.decode().removeprefix("{").removesuffix("}:about") for key in found}
-            if not int(cursor):
-                break
-    finally:
-        server.close()
-    if prefix in there:
-        return
+def _missing(server: RedisServer, prefix: str | None) -> str:
+    cursor, there = 0, set()
+    while True:
+        cursor, found = server.command("SCAN", cursor, "MATCH", "{*}:log", "COUNT", 1000)
+        there |= {key.decode().removeprefix("{").removesuffix("}:log") for key in found}
+        if not int(cursor):
+            break
     plans = ", ".join(f"?prefix={name}" for name in sorted(there)) or "none"
     what = "name one" if prefix is None else f"{prefix!r} is none of them"
-    raise UsageError(f"plans at {server.where}: {plans}; {what}")
+    return f"plans at {server.where}: {plans}; {what}"

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import traceback
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from hpstage.errors import StoreError, UsageError
 from hpstage.store import RedisJournal
 from hpstage.store import redis_server as redis_server_module
+from hpstage.store.opening import find_journal, open_or_make
 from hpstage.store.redis_plans import open_redis
 from tests.redis_server import RedisServer
 from tests.tls_proxy import make_certificate, tls_proxy
@@ -117,3 +118,18 @@ def test_a_unix_socket_is_accepted_as_a_redis_address(start_redis: StartRedis) -
             assert repr(journal) == f"RedisJournal('unix://{folder}/redis', prefix='hpstage')"
         with closing(open_redis(f"unix://{folder}/redis?db=0&prefix=ours", "theirs")) as journal:
             assert repr(journal) == f"RedisJournal('unix://{folder}/redis', prefix='ours')"
+
+
+def test_looking_for_a_plan_creates_none(start_redis: StartRedis) -> None:
+    server = start_redis()
+    with ExitStack() as stack:
+        assert find_journal(server.url, "Digits", "0123456789ab", stack) is None
+        with pytest.raises(UsageError, match=r"plans at .*: none; name one"):
+            open_redis(server.url, None)
+        made, _ = open_or_make(server.url, "Digits", "0123456789ab", stack)
+        made.append([b"a"])
+        found = find_journal(server.url, "Digits", "0123456789ab", stack)
+        assert found is not None and found.read() == [b"a"]
+        assert find_journal(server.url, "Digits", "", stack) is None
+        with pytest.raises(UsageError, match=r"plans at [^,]*: \?prefix=hpstage:Digits-0123456789ab; name one"):
+            open_redis(server.url, None)
