@@ -18,6 +18,9 @@ from hpstage.store.journal import Journal
 # all drivers of a plan must use the same value.
 LEASE_SECONDS = float(os.environ.get("HPSTAGE_LEASE_SECONDS", "30"))
 
+_active: set[DriverId] = set()
+"""The drivers of this process whose calls have not ended."""
+
 
 class DriverLeases:
     """Holds the leases of a driver and of its study, and renews them in a background thread.
@@ -44,6 +47,7 @@ class DriverLeases:
             UsageError: another process drives the study.
         """
         name = f"study/{identity}"
+        _active.add(self._driver)
         self._free(name, others)
         began = time.monotonic()
         while (tokens := self._leases.acquire_all([_of(self._driver), name], self._driver, self._seconds)) is None:
@@ -101,13 +105,14 @@ class DriverLeases:
                 self._leases.release(name, held.token)
 
     def _has_died(self, other: DriverJoined) -> bool:
-        return other.host == self._host and not is_alive(other.pid, other.start)
+        return other.host == self._host and not _lives(other)
 
     def _is_here(self, other: DriverJoined) -> bool:
-        return other.host == self._host and is_alive(other.pid, other.start)
+        return other.host == self._host and _lives(other)
 
     def close(self) -> None:
         """Release the leases."""
+        _active.discard(self._driver)
         self._closing.set()
         if self._renewing is not None:
             self._renewing.join()
@@ -121,6 +126,11 @@ class DriverLeases:
                 self._leases.renew_all(self._tokens, self._seconds)
             except StoreError:
                 continue  # the driver's own writes report it; renewal resumes when the store is back
+
+
+def _lives(other: DriverJoined) -> bool:
+    """Whether a driver of this host lives. One of this process may have ended without the store, on a full disk."""
+    return is_alive(other.pid, other.start) and (other.pid != os.getpid() or other.driver in _active)
 
 
 def _of(driver: DriverId) -> str:

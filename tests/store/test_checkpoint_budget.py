@@ -376,9 +376,10 @@ def test_the_gc_command_prints_an_error_in_one_line_and_exits_with_1(tmp_path: P
 def test_gc_removes_checkpoints_of_a_plan_on_a_redis_server(tmp_path: Path, shared_redis: RedisServer) -> None:
     url = f"{shared_redis.url}?prefix=budget-test"
     result = search(tmp_path, store=url, checkpoints=tmp_path / "checkpoints")
+    with closing(RedisJournal(shared_redis.url, prefix="budget-other")) as other:
+        other.append([b"a record"])
     for wrong in (shared_redis.url, f"{shared_redis.url}?prefix=nothing"):
-        with closing(RedisJournal(shared_redis.url, prefix="budget-other")):
-            refused = gc(wrong, "--checkpoints", tmp_path / "checkpoints")
+        refused = gc(wrong, "--checkpoints", tmp_path / "checkpoints")
         assert isinstance(refused.exception, UsageError)
         assert "?prefix=budget-other" in str(refused.exception) and "?prefix=budget-test" in str(refused.exception)
     done = gc(url, "--checkpoints", tmp_path / "checkpoints", "--budget", "0")

@@ -8,8 +8,10 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from unittest.mock import patch
 
 import msgspec
 import optuna
@@ -20,8 +22,8 @@ from hpstage import schedule as s
 from hpstage.accounting.savings import merged
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.checkpoints.processes import start_of
-from hpstage.driver.driver_leases import host_identity
-from hpstage.errors import UsageError
+from hpstage.driver.driver_leases import DriverLeases, host_identity
+from hpstage.errors import StoreError, UsageError
 from hpstage.optuna.ledger import Ledger
 from hpstage.plan.facts import DriverId, DriverJoined, StateLost
 from hpstage.plan.log import open_plan, read_facts
@@ -245,6 +247,24 @@ def test_a_study_that_another_process_drives_is_refused(tmp_path: Path) -> None:
         search(tmp_path, "mine", 5)
     hold.unlink()
     assert succeeds(process)
+
+
+def test_a_call_that_could_not_release_its_leases_is_repeated_at_once_in_the_same_process(tmp_path: Path) -> None:
+    journal, full = SQLiteJournal(tmp_path / "plan.sqlite"), StoreError("the disk is full")
+
+    def enter(name: str, others: Sequence[DriverJoined] = ()) -> tuple[DriverLeases, DriverJoined]:
+        leases = DriverLeases(journal, DriverId(name))
+        return leases, leases.enter("study", "identity", "pool", "", others)
+
+    first, joined = enter("first")
+    with pytest.raises(UsageError, match="is being driven by another process"):
+        enter("concurrent", [joined])
+    with patch.object(journal, "release_all", side_effect=full), pytest.raises(StoreError, match="full"):
+        first.close()
+    again, _ = enter("again", [joined])
+    assert again.is_gone(joined)
+    again.close()
+    journal.close()
 
 
 def test_a_second_driver_with_another_checkpoint_location_is_refused(tmp_path: Path) -> None:
