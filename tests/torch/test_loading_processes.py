@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import multiprocessing
@@ -217,6 +218,39 @@ def test_loading_processes_see_the_data_set_as_each_trial_sets_it_up() -> None:
         return found
 
     assert results(2) == results(0)
+
+
+@pytest.mark.parametrize("each_its_own", [False, True])
+def test_a_fork_loads_the_data_set_as_its_epoch_sets_it(each_its_own: bool) -> None:
+    """Not as the processes that loaded the last epoch of another trial have it."""
+
+    def train(run: Run, count: int) -> None:
+        data = Harder()
+        loader = DataLoader(data, batch_size=8, shuffle=True, num_workers=count)
+        model = network()
+        optimizer = sgd(model.parameters(), run.hp)
+        run.attach(model=model, optimizer=optimizer)
+        for epoch in run.steps():
+            data.strength = 1.0 if epoch >= 2 else 0.0
+            if each_its_own:
+                loader = DataLoader(data, batch_size=8, shuffle=True, num_workers=count)
+            for x, y in run.batches(loader):
+                step(model, optimizer, x, y)
+            measured(run, model)
+
+    def results(count: int) -> list[object]:
+        trainable: Any = fresh(functools.partial(train, count=count))
+        state = clone(advance(trainable, 0, 1).state_dict())
+        found = [advance(trainable, 1, 4).evaluate()]
+        trainable.setup(hp_at(0))
+        trainable.load_state_dict(state)
+        found.append(advance(trainable, 1, 4).evaluate())
+        trainable.close()
+        return found
+
+    expected, forked = results(0)
+    assert expected == forked
+    assert results(1) == [expected, forked]
 
 
 class Reading(Loading):

@@ -40,9 +40,8 @@ class Loader:
         new, old = self.batches, before.batches
         if isinstance(new, Batches) and isinstance(old, Batches) and new.processes and old.processes:
             known = not same_call and self.initial == before.initial
-            if known or _same_objects(new.source, old.source):
+            if (known or _same_objects(new.source, old.source)) and old.processes.adopt(new.samples):
                 new.processes, old.processes = old.processes, None
-                new.processes.adopt(new.samples)
         if same_call and isinstance(new, StreamBatches) and isinstance(old, StreamBatches):
             new.go_to(old.position())
         old.close()

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing.connection import wait
+from operator import is_
 from typing import Any, NoReturn
 
 import cloudpickle
@@ -37,6 +38,7 @@ from hpstage.training.capture.kinds import CACHE, VALUES
 from hpstage.training.capture.portrait import texts_of
 from hpstage.training.capture.survey import Record, Survey
 from hpstage.training.capture.surveyor import Surveyor
+from hpstage.training.capture.values import nbytes
 from hpstage.training.identity import threads
 from hpstage.training.sample_order import Indices, SampleOrder
 
@@ -46,6 +48,8 @@ _ATTEMPTS = 3
 """Number of attempts to load a batch while processes die."""
 _LOOK = 0.5
 """Seconds without a batch after which torch checks whether processes are alive (torch's default: 5)."""
+_COMPARED = 1 << 24
+"""Largest size in bytes of a tensor or array whose values are compared with those that processes have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +150,17 @@ class Processes:
         thread = getattr(self._batches, "_pin_memory_thread", None)
         return thread is None or thread.is_alive()
 
-    def adopt(self, samples: Samples) -> None:
-        """Continue with another data set of the same content, instead of the one sent to the processes."""
-        self.samples = samples
+    def adopt(self, samples: Samples) -> bool:
+        """Continue with another data set, if it has the content of the one sent to the processes. Return whether it
+        has."""
         if self._sent is not None:
-            self._sent = self._what_is_sent()
+            sent = self._what_is_sent(samples)
+            parts = (samples.dataset, samples.collate), (self.samples.dataset, self.samples.collate)
+            if not self._sent.is_still(sent, same_objects=all(map(is_, *parts))):
+                return False
+            self._sent = sent
+        self.samples = samples
+        return True
 
     def settle(self) -> None:
         """Prepare for training from another state. End the processes if the data set has changed since they started."""
@@ -187,10 +197,10 @@ class Processes:
         self._batches = batches = _in_a_thread(lambda: _iterator(loader))
         # Also when this object is deleted: torch would wait until all requested batches are loaded.
         self._end = weakref.finalize(self, _end, batches, self._course)
-        self._sent = self._what_is_sent()
+        self._sent = self._what_is_sent(self.samples)
 
-    def _what_is_sent(self) -> _Sent:
-        parts = {"dataset": self.samples.dataset, "collate": self.samples.collate}
+    def _what_is_sent(self, samples: Samples) -> _Sent:
+        parts = {"dataset": samples.dataset, "collate": samples.collate}
         return _Sent(parts, self._workers.owner, self._workers.stateless)
 
     def _how_they_ended(self) -> str:
@@ -403,6 +413,22 @@ class _Sent:
 
     def changed(self) -> Record | None:
         return next((record for record in self._then if record.kind is not CACHE and record.changed()), None)
+
+    def is_still(self, other: _Sent, *, same_objects: bool) -> bool:
+        """Return whether the values are the same now, and those of ``other``, which are known to be of the same objects
+        or not."""
+        return self.changed() is None and (same_objects or self._content() == other._content())
+
+    def _content(self) -> dict[str, object]:
+        """Return the values by path; for a large tensor or array, where its memory is."""
+        found: dict[str, object] = {}
+        for record in self._then:
+            if record.kind is VALUES and nbytes(record.obj) > _COMPARED:
+                memory = record.content.storage
+                found[record.path] = id(record.obj if memory is None else memory), record.content.form
+            elif record.kind is not CACHE:
+                found |= texts_of(record, self._then)
+        return found
 
     def check(self) -> None:
         """Raise :class:`StateError`, which names the object, if one has changed since."""
