@@ -16,7 +16,7 @@ from hpstage.training.capture.kind import LEADS_NOWHERE, is_atom, torch
 from hpstage.training.capture.stateful import CACHED
 from hpstage.training.capture.stateless import LOCAL, excluding, unmarked
 from hpstage.training.capture.survey import UNKNOWN, Record, Step, Survey, plainly
-from hpstage.training.capture.values import Marked, owner_of
+from hpstage.training.capture.values import Marked, nbytes, owner_of
 from hpstage.training.code.attributes import COMPILED, dict_of, own_of
 from hpstage.training.code.graph import OF_CODE, Graph
 from hpstage.training.code.known import has_no_state
@@ -322,11 +322,23 @@ class _Walk:
 
 
 def _owners(found: Survey) -> list[Step]:
-    """Return the owners of memory that tensors and arrays use, but that none of them shows as a whole."""
+    """Return the owners of memory that tensors and arrays use, but that they do not show as a whole."""
     values = [record for record in found if record.kind is kinds.VALUES]
     shown = {id(record.content.storage) for record in values if owner_of(record.obj, record.content) is None}
+    shown |= _shown_in_parts(values)
     pairs = ((record.path, owner_of(record.obj, record.content)) for record in values)
     return [(path + owner[0], owner[1]) for path, owner in pairs if owner and id(owner[1]) not in shown]
+
+
+def _shown_in_parts(values: list[Record]) -> set[int]:
+    """Return the ids of memory of which several tensors together show every byte."""
+    shown: dict[int, int] = {}  # up to which byte
+    for record in sorted(values, key=lambda record: record.content.start):
+        memory, start = record.content.storage, record.content.start
+        if memory is not None and start <= shown.get(id(memory), 0) and record.obj.is_contiguous():
+            shown[id(memory)] = max(shown.get(id(memory), 0), start + nbytes(record.obj))
+    storages = (record.content.storage for record in values if record.content.storage is not None)
+    return {id(memory) for memory in storages if shown.get(id(memory)) == memory.nbytes()}
 
 
 def _is_of_a_library(record: Record) -> bool:

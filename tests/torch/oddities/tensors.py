@@ -168,6 +168,24 @@ def _(kept: Any, self: Odd) -> float:
 # --- memory that is shared
 
 
+@odd("weights that become parts of one vector, and an attribute named as NumPy's base", network=lambda: Based())
+def _(kept: Any, self: Odd) -> float:
+    if self.steps == 2:
+        vector = nn.utils.parameters_to_vector(self.net.parameters()).detach()
+        nn.utils.vector_to_parameters(0.9 * vector, self.net.parameters())
+    return 0
+
+
+class Based(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.base(x)
+        return result
+
+
 @odd("memory that two come to share", lambda: [torch.zeros(2), torch.zeros(2)])
 def _(kept: Any, self: Odd) -> float:
     if self.steps == 2:
