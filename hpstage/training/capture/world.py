@@ -474,7 +474,10 @@ def _put_back(record: Record, why: str, *, values: bool = True) -> None:
     try:
         _restore(record, values=values)
     except _CANNOT as error:
+        remedy = "Make it in model(), setup() or the training function, which start over for each trial"
+        if record.kind.name == "iterator":
+            remedy = "Keep a position of your own instead, such as a number"
         raise StateError(
-            f"{unmarked(record.path)} has changed in training, and cannot be put back ({error}): {why}. Make it in "
-            f"model() or setup(), which start over for each trial; {excluding(record.path)}"
+            f"{unmarked(record.path)} has changed in training, and cannot be put back ({error}): {why}. {remedy}; "
+            f"{excluding(record.path)}"
         ) from None
