@@ -21,7 +21,7 @@ from torch.utils.data import Subset, TensorDataset
 from hpstage.errors import StateError
 from hpstage.training.capture.allowed import creatable, pure_function
 from hpstage.training.capture.decoding import Decoder
-from hpstage.training.capture.derived import kept_weight
+from hpstage.training.capture.derived import reached_by_gradients, without_graph
 from hpstage.training.capture.generators import Generators
 from hpstage.training.capture.on_disk import opened_file, opened_map, where_file_is, where_map_is
 from hpstage.training.capture.survey import Survey
@@ -186,14 +186,37 @@ def test_a_state_cannot_import_a_module_by_its_name() -> None:
     assert creatable(Survey(), "torch.nn.utils.prune", "L1Unstructured") is not None
 
 
-def test_a_saved_recomputed_weight_can_be_read_but_gradients_through_it_are_refused() -> None:
+def test_a_tensor_of_an_earlier_step_can_be_read_but_gradients_through_it_are_refused() -> None:
     values = torch.ones(2, 3)
-    kept = kept_weight(values, "model.0.weight")
+    kept = without_graph(values, "model.0.weight", [])
     assert torch.equal(kept, values)
     assert kept.requires_grad
     assert not kept.is_leaf
-    with pytest.raises(StateError, match=r"model\.0\.weight is recomputed whenever its module is called"):
+    with pytest.raises(StateError, match=r"gradients through model\.0\.weight, a tensor of an earlier step"):
         (kept * nn.Parameter(values)).sum().backward()  # type: ignore[no-untyped-call]
+
+
+def test_gradients_through_a_tensor_of_an_earlier_step_are_refused_for_each_leaf() -> None:
+    leaf = nn.Parameter(torch.ones(2, 3))
+    weight = leaf * torch.ones(2, 3)
+    kept = without_graph(weight.detach(), "model.0.weight", reached_by_gradients(weight, ()))
+    with pytest.raises(StateError, match=r"gradients through model\.0\.weight, a tensor of an earlier step"):
+        torch.autograd.grad((kept + leaf).sum(), leaf)
+
+
+def test_gradients_reach_the_leaves_of_a_tensor_until_a_backward_pass_frees_its_graph() -> None:
+    leaf = nn.Parameter(torch.ones(2))
+    first = leaf.exp()
+    second = 2 * first
+    assert reached_by_gradients(second, ()) == [leaf]
+    assert reached_by_gradients(second, {first.grad_fn}) == [first.grad_fn]
+    second.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    assert reached_by_gradients(second, ()) == [leaf]
+    second.sum().backward()  # type: ignore[no-untyped-call]
+    assert reached_by_gradients(second, ()) == []
+    restored = without_graph(second.detach(), "second", [])
+    assert reached_by_gradients(restored, ()) == []
+    assert reached_by_gradients(leaf + restored, ()) == [leaf]
 
 
 def test_a_file_is_reopened_at_its_position_and_refused_if_its_content_has_changed(tmp_path: Path) -> None:

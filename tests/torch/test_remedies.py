@@ -18,7 +18,7 @@ import torch
 import hpstage
 from hpstage import schedule as s
 from hpstage.cli.naming import trainable_named
-from hpstage.errors import StateError
+from hpstage.errors import StateError, TrainingError
 from hpstage.store import MemoryJournal
 
 pytestmark = pytest.mark.forks
@@ -52,6 +52,7 @@ class Trainer:
         for _ in run.steps():
             self.loss = torch.nn.functional.mse_loss(self.model(X), X * X)
             self.loss.backward()
+            self.size = self.model.weight.sum()
             self.optimizer.step()
             self.optimizer.zero_grad()
             self.steps += 1
@@ -124,10 +125,10 @@ def stateless_in(message: str) -> tuple[str, ...]:
 
 
 CASES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
-    "attributes of a local variable": (by_trainer, ("self.loss",)),
+    "attributes of a local variable": (by_trainer, ("self.size",)),
     "attributes of items": (by_items, ("parts[0].count", "parts[1].other")),
     "attributes of an object": (Counting, ("seen", "log", "sums")),
-    "a tensor of a graph": (by_reachable_trainer, ("model.trainer.loss",)),
+    "a tensor of a graph": (by_reachable_trainer, ("model.trainer.size",)),
 }
 
 
@@ -171,6 +172,37 @@ def test_the_stateless_line_of_an_error_works_if_pasted_below_the_function(tmp_p
     script = tmp_path / "as_mended.py"
     script.write_text(f"{SCRIPT}\n{line}\n")
     assert None not in searched(trainable_named(f"{script}:main"))
+
+
+class Member:
+    numbers = itertools.count()
+    members = 0
+
+    def __init__(self) -> None:
+        next(self.numbers)
+
+
+class CountedMember:
+    members = 0
+
+    def __init__(self) -> None:
+        type(self).members += 1
+
+
+def test_a_count_of_a_class_is_refused_with_a_remedy_that_works() -> None:
+    def training(kind: Any) -> Callable[[hpstage.Run], None]:
+        def train(run: hpstage.Run) -> None:
+            members = [kind()]
+            run.attach(counted=Counted())
+            for _ in run.steps():
+                members.append(kind())
+                run.report(loss=kind.members)
+
+        return train
+
+    with pytest.raises(TrainingError, match=r"Member\.numbers has changed .* Keep a position of your own"):
+        searched(training(Member))
+    assert searched(training(CountedMember)) == [STEPS + 1, STEPS + 1]
 
 
 class WithAdam:
@@ -300,8 +332,8 @@ def test_a_number_counted_in_a_pointer_is_a_difference() -> None:
 
 def test_a_name_in_stateless_does_not_cover_attributes_of_other_objects() -> None:
     subject = by_trainer()
-    subject.stateless = ("loss",)  # type: ignore[attr-defined]
-    with pytest.raises(StateError, match=r"self\.loss"):
+    subject.stateless = ("size",)  # type: ignore[attr-defined]
+    with pytest.raises(StateError, match=r"self\.size"):
         searched(subject)
 
 

@@ -20,7 +20,7 @@ from hpstage.training.capture import allowed, rebuilt
 from hpstage.training.capture.aliases import RestoredMemory
 from hpstage.training.capture.allowed import CONTAINERS, RANDOM, creatable, may_be_given, method_of
 from hpstage.training.capture.atoms import dtype_of, is_known, made_of
-from hpstage.training.capture.derived import counting_step, kept_weight
+from hpstage.training.capture.derived import counting_step, without_graph
 from hpstage.training.capture.encoding import BUILTINS, Plain, is_answered
 from hpstage.training.capture.generators import of_process
 from hpstage.training.capture.kind import is_struct, numpy, torch
@@ -375,8 +375,8 @@ class Decoder:
     def _make_source_of(self, path: str) -> Any:
         return self.value(("@", path)).bit_generator
 
-    def _create_derived(self, values: Any, device: str, path: str) -> Any:
-        return kept_weight(duplicate(values).to(device), path)
+    def _create_derived(self, values: Any, device: str, path: str, leaves: Plain = ()) -> Any:
+        return without_graph(duplicate(values).to(device), path, self._list(leaves))
 
     def _make_partial(self, number: int, function: Plain, arguments: Plain, keywords: Plain, own: Plain) -> Any:
         made: Any = functools.partial(_Gone)

@@ -6,12 +6,13 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from hpstage.errors import StateError
 from hpstage.training.capture.kind import torch
-from hpstage.training.code.attributes import dict_of
+from hpstage.training.capture.values import NO_HOOKS, hooks_of, same_hooks
+from hpstage.training.code.attributes import dict_of, own_of
 
 # --- weights
 
@@ -38,24 +39,76 @@ def weights_among(objects: Iterable[object]) -> Iterator[Any]:
                     yield own.get(vars(hook).get(where))
 
 
-def kept_weight(values: Any, path: str) -> Any:
-    """Return a tensor with these values and no graph. Requesting gradients through it raises an explanatory error."""
-    library: Any = torch()
+# --- tensors of a graph of gradients
 
-    class Kept(library.autograd.Function):  # type: ignore[misc]
+
+def reached_by_gradients(tensor: Any, others: Collection[Any]) -> list[Any]:
+    """Return the leaves that a backward pass from a tensor reaches; none if earlier passes have freed what it needs.
+
+    Args:
+        others: nodes of the graph, each of a tensor that training can reach. Of those on the way, the node is returned.
+    """
+    found: list[Any] = []
+    met, todo = set[Any](), [tensor.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node in met:
+            continue
+        met.add(node)
+        following = [one for one, _ in node.next_functions if one is not None]
+        if not following or (node in others and node is not tensor.grad_fn):
+            found.append(getattr(node, "variable", node))
+        elif not _is_freed(node):
+            todo += following
+    return found
+
+
+def _is_freed(node: Any) -> bool:
+    if isinstance(node, _kept()._backward_cls):
+        return bool(node.spent)
+    for name in dir(node):
+        if name.startswith("_saved_"):
+            try:
+                getattr(node, name)
+            except RuntimeError as error:
+                if "already been freed" in str(error):
+                    return True
+    return False
+
+
+def is_plain(tensor: Any) -> bool:
+    """Return whether a tensor of a graph is nothing but values, which another one can hold in the same form."""
+    library: Any = torch()
+    if type(tensor) is not library.Tensor or tensor.layout is not library.strided or own_of(tensor):
+        return False
+    if tensor.retains_grad or tensor.is_conj() or tensor.is_neg() or not same_hooks(hooks_of(tensor), NO_HOOKS):
+        return False
+    return bool(library.empty_like(tensor, device="meta").stride() == tensor.stride())
+
+
+def without_graph(values: Any, path: str, leaves: list[Any]) -> Any:
+    """Return a tensor with these values and no graph. Requesting gradients through it raises an explanatory error, also
+    if they are requested for one of the ``leaves`` alone."""
+    with torch().enable_grad():
+        return _kept().apply(values if leaves else values.detach().requires_grad_(), path, not leaves, *leaves)
+
+
+@functools.cache
+def _kept() -> Any:
+    class Kept(torch().autograd.Function):  # type: ignore[misc]
         @staticmethod
-        def forward(context: Any, values: Any) -> Any:
+        def forward(context: Any, values: Any, path: str, spent: bool, *leaves: Any) -> Any:
+            context.path, context.spent = path, spent
             return values.clone()
 
         @staticmethod
         def backward(context: Any, gradient: Any) -> Any:
             raise StateError(
-                f"{path} is recomputed whenever its module is called, and training has requested gradients through "
-                f"the tensor of an earlier step, whose graph no state can hold: call the module first"
+                f"training has requested gradients through {context.path}, a tensor of an earlier step, whose graph no "
+                f"state can hold: compute it again first (call its module)"
             )
 
-    with library.enable_grad():
-        return Kept.apply(values.detach().requires_grad_())
+    return Kept
 
 
 # --- schedulers wrap an optimizer's ``step`` to see that it was called

@@ -24,7 +24,7 @@ from hpstage.training.capture.aliases import Places, holding
 from hpstage.training.capture.allowed import CONTAINERS, RANDOM, Method, creatable, may_be_given, method_of
 from hpstage.training.capture.atoms import described_wholly, description, parts_of
 from hpstage.training.capture.containers import Members
-from hpstage.training.capture.derived import optimizer_counted_by, weights_among
+from hpstage.training.capture.derived import is_plain, optimizer_counted_by, reached_by_gradients, weights_among
 from hpstage.training.capture.endings import acts_at_end
 from hpstage.training.capture.generators import Generators
 from hpstage.training.capture.kind import SMALLEST_ADDRESS, is_atom, items_of, numpy, same_value, torch
@@ -364,14 +364,27 @@ class Encoder:
     def _derived(self) -> set[int]:
         return set(map(id, weights_among(record.obj for record in self._now)))
 
-    def _tensor(self, path: str, number: int, value: Any) -> Plain:
-        if value.grad_fn is not None and id(value) in self._derived and (plain := storable(value)) is not None:
-            return "derived", number, plain, device_of(value), path
-        if value.grad_fn is not None:
+    @functools.cached_property
+    def _graph(self) -> set[Any]:
+        """Nodes of the graph of gradients of which training can reach the tensor."""
+        tensors = (one.obj for survey in (self._now, self._local) for one in survey if is_tensor(one.obj))
+        return {tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None}
+
+    def _of_graph(self, path: str, number: int, value: Any) -> Plain:
+        """Encode a tensor through which no gradients can be requested any more, or that is recomputed before use."""
+        leaves, plain = reached_by_gradients(value, self._graph), storable(value)
+        if plain is None or not (
+            id(value) in self._derived or (not leaves and is_plain(value) and self._places.of(plain) is None)
+        ):
             raise StateError(
                 f"{unmarked(path)} is a tensor that is part of a graph of gradients, which no state can hold: detach() "
                 f"it, or take item(); {excluding(path)}"
             )
+        return "derived", number, plain, device_of(value), path, self._list(path, leaves)
+
+    def _tensor(self, path: str, number: int, value: Any) -> Plain:
+        if value.grad_fn is not None:
+            return self._of_graph(path, number, value)
         if not same_hooks(hooks_of(value), NO_HOOKS):
             raise refusals.hooked(path)
         if value.layout is torch().sparse_coo and not value.requires_grad:

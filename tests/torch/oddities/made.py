@@ -12,6 +12,7 @@ import pathlib
 import random
 import threading
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -254,19 +255,49 @@ class Recurrent(nn.Module):
         return result
 
 
-@odd("a weight of one's own", refused=r"model\.scaled is a tensor that is part of a graph", network=lambda: Scaled())
+@odd("a weight of one's own", network=lambda: Scaled(lambda weight: weight * 2))
+def _(kept: Any, self: Odd) -> float:
+    return 0
+
+
+@odd(
+    "a weight of one's own, through which gradients may still be requested",
+    refused=r"model\.scaled is a tensor that is part of a graph",
+    network=lambda: Scaled(lambda weight: weight + 2),
+)
 def _(kept: Any, self: Odd) -> float:
     return 0
 
 
 class Scaled(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, scale: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.inner = nn.Linear(16, 3)
+        self.inner, self.scale = nn.Linear(16, 3), scale
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.scaled = self.inner.weight * 2
+        self.scaled = self.scale(self.inner.weight)
         return F.linear(x.flatten(1), self.scaled)
+
+
+@odd("what a layer keeps of its last batch", network=lambda: Remembering())
+def _(kept: Any, self: Odd) -> float:
+    shown = 0.0 if self.net.hidden is None else float(self.net.hidden.detach().sum() + self.net.maps[0][1, 0])
+    if self.steps == 2:
+        self.net.hidden.detach_()
+    return shown
+
+
+class Remembering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(16, 4), nn.Linear(4, 3)
+        self.hidden: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.hidden = torch.tanh(self.inner(x.flatten(1)))
+        self.maps = [F.softmax(self.hidden, 1).T, 2 * self.hidden]
+        result: torch.Tensor = self.outer(self.maps[0].T + self.maps[1])
+        return result
 
 
 @odd("an object that training makes, as a key and in its value", dict)
