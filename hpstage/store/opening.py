@@ -45,7 +45,7 @@ def find_journal(store: str | os.PathLike[str] | None, name: str, workload: str,
     """Open the journal that :func:`open_or_make` would open, if it exists. Nothing is created."""
     own = _own(name, workload)
     if (opener := _opener(store)) is not None:
-        with suppress(UsageError):
+        with suppress(UsageError, StoreError):  # also where a store of a plugin does not exist
             journal = opener(str(store), own, read_only=True)
             closing.callback(journal.close)
             return journal
