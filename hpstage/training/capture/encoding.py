@@ -62,6 +62,7 @@ class Encoder:
         self._now = now
         self._but = but
         self._new: dict[int, tuple[object, int]] = {}
+        self._within: list[str] = []
         self._answered = False
         self._local = Survey()
         self._places = Places(base, now)
@@ -199,7 +200,12 @@ class Encoder:
             return self._atom(path, value)
         if kind in self._functions:
             return self._named(path, value)
-        return self._fresh(path, value)
+        self._within.append(path)
+        try:
+            refusals.see_depth(self._within)
+            return self._fresh(path, value)
+        finally:
+            self._within.pop()
 
     def attempt(self, path: str, value: Any) -> Plain:
         """Encode a value that may be left out if that fails. Then its parts are forgotten: nothing refers to them."""
@@ -367,8 +373,7 @@ class Encoder:
     @functools.cached_property
     def _graph(self) -> set[Any]:
         """Nodes of the graph of gradients of which training can reach the tensor."""
-        tensors = (one.obj for survey in (self._now, self._local) for one in survey if is_tensor(one.obj))
-        return {tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None}
+        return {record.obj.grad_fn for record in self._now if is_tensor(record.obj)} - {None}
 
     def _of_graph(self, path: str, number: int, value: Any) -> Plain:
         """Encode a tensor through which no gradients can be requested any more, or that is recomputed before use."""
@@ -376,10 +381,7 @@ class Encoder:
         if plain is None or not (
             id(value) in self._derived or (not leaves and is_plain(value) and self._places.of(plain) is None)
         ):
-            raise StateError(
-                f"{unmarked(path)} is a tensor that is part of a graph of gradients, which no state can hold: detach() "
-                f"it, or take item(); {excluding(path)}"
-            )
+            raise refusals.of_a_graph(path)
         return "derived", number, plain, device_of(value), path, self._list(path, leaves)
 
     def _tensor(self, path: str, number: int, value: Any) -> Plain:

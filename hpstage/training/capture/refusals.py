@@ -58,6 +58,27 @@ def based(path: str, attribute: str) -> StateError:
     )
 
 
+def of_a_graph(path: str) -> StateError:
+    return StateError(
+        f"{unmarked(path)} is a tensor that is part of a graph of gradients, which no state can hold: detach() it, or "
+        f"take item(); {excluding(path)}"
+    )
+
+
+def see_depth(within: list[str]) -> None:
+    """Raise :class:`StateError` if objects that training has made hold each other in a chain that is too long: a state
+    is a tree, which is read and written recursively."""
+    if len(within) > _DEEPEST:
+        raise StateError(
+            f"{unmarked(within[0])} leads to more than {_DEEPEST} objects that training has made, each held by the one "
+            f"before (a linked list, a deep tree), which no state can hold: keep the objects in one list or dict, and "
+            f"let them refer to each other by position or key; {excluding(within[0])}"
+        )
+
+
+_DEEPEST = 30  # three levels each in the state, of at most 100
+
+
 def hooked(path: str) -> StateError:
     return StateError(
         f"{unmarked(path)} has been given a hook in training, which no state can hold: register hooks in model()"

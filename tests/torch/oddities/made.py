@@ -279,6 +279,15 @@ class Scaled(nn.Module):
         return F.linear(x.flatten(1), self.scaled)
 
 
+@odd("a linked list that grows", dict, refused=r"self\.kept.*last.* leads to more than 30 objects that training has")
+def _(kept: Any, self: Odd) -> float:
+    for _ in range(400):
+        item: Any = Item()
+        item.before = kept.get("last")
+        kept["last"] = item
+    return 0
+
+
 @odd("what a layer keeps of its last batch", network=lambda: Remembering())
 def _(kept: Any, self: Odd) -> float:
     shown = 0.0 if self.net.hidden is None else float(self.net.hidden.detach().sum() + self.net.maps[0][1, 0])
