@@ -12,7 +12,10 @@ from hpstage.plan.facts import StateKey
 
 NUMERICS = "environment:numerics"
 """Name of the numerics class in a workload's description."""
+ATTRIBUTE = "attribute "
+"""Beginning of the names of digests of the trainable's attributes."""
 _FILES = "environment:files"
+_BYTECODE = "code: 'bytecode "
 _SHOWN = 5
 
 
@@ -79,10 +82,14 @@ def differing(
     Args:
         loaded_there, loaded_here: digests of the code by name.
     """
+    changed = sorted(name for name in {*loaded_there, *loaded_here} if loaded_there.get(name) != loaded_here.get(name))
+    attributes = [name for name in changed if name.startswith(ATTRIBUTE)]
+    edited = [name for name in changed if name not in attributes]
     changes = _values({*there, *here}, there, here)
+    if attributes and any(name.startswith(ATTRIBUTE) for name in loaded_there):  # older plans have none
+        changes = [*attributes, *(change for change in changes if not change.startswith(("attributes: ", _BYTECODE)))]
     if any(of.get("code", "").startswith("version ") for of in (there, here)):
         return changes  # code with a stated version is neither digested nor compared
-    edited = sorted(name for name in {*loaded_there, *loaded_here} if loaded_there.get(name) != loaded_here.get(name))
     # Names that only one of the two has (values of code that was sent by value) matter only if nothing else differs.
     edited = [name for name in edited if name in loaded_there and name in loaded_here] or edited
     if not (edited and loaded_there and loaded_here):

@@ -25,6 +25,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hpstage.plan.same_workload import ATTRIBUTE
 from hpstage.training.code.owner import is_users, is_users_code, name_of, of_user
 from hpstage.training.code.patches import standing
 from hpstage.training.code.source import ABSENT
@@ -111,6 +112,7 @@ def identify(obj: object, patched: Iterable[tuple[str, Any]] | None = None) -> I
         described["data version"] = str(data_version)
     loaded = {f"package {name}": version.partition("+")[0] for name, version in walk.packages.items()}
     loaded[_PYTHON] = f"{sys.version_info.major}.{sys.version_info.minor}"
+    loaded |= {ATTRIBUTE + text.partition("=")[0]: hashed(walk.named(text)) for text in held}
     if strict:
         loaded |= _bounded(walk.loaded())
         walk.add_effects(of_script=True)
@@ -141,6 +143,7 @@ def differences(here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
         name
         for name in sorted({*here, *there})
         if here.get(name) != there.get(name)
+        and not name.startswith(ATTRIBUTE)  # these belong to the workload's key
         and here.get(name) != ABSENT
         and not (lacking and name not in here)
         and not (name.endswith((FIXED, COMPUTED)) and not (name in here and name in there))

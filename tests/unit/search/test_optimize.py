@@ -297,6 +297,24 @@ def test_the_error_of_another_workload_suggests_removing_the_store_if_nothing_wa
         run(create(), store=journal)
 
 
+def test_the_error_of_another_workload_names_the_attributes_that_differ():
+    class Noisy(Tape):
+        version = None
+
+        def __init__(self, noise, same=1):
+            super().__init__()
+            self.noise, self.same = noise, same
+
+    journal = MemoryJournal()
+    run(create(), Noisy([0.1]), store=journal)
+    with pytest.raises(StoreError, match=r"another workload \(attribute noise\); choose"):
+        run(create(), Noisy([0.2]), store=journal)
+    Noisy.version = "1"
+    run(create(), Noisy([0.1]), store=(journal := MemoryJournal()))
+    with pytest.raises(StoreError, match=r"another workload \(attribute noise; attribute same\); choose"):
+        run(create(), Noisy([0.2], 2), store=journal)
+
+
 def test_the_error_of_another_workload_names_the_edited_function(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     source = "from hpstage.testing.toys import Tape\nclass Edited(Tape):\n    version = None\n    def evaluate(self):\n"
