@@ -142,7 +142,7 @@ def test_a_branch_of_a_lightning_run_equals_a_run_trained_from_scratch(tmp_path:
     assert isinstance(branch, TrainedTrial)
     assert_same(branch, train(tmp_path / "other", {**hp, "lr": s.piecewise({0: 0.1, 7: 0.01})}, make()))
 
-    with pytest.raises(UsageError, match=r"no hyperparameter 'momentum'; .*\(defaults = {'momentum': OLD} on"):
+    with pytest.raises(UsageError, match=r"no hyperparameter 'momentum'; .* set defaults = {'momentum': OLD} on"):
         run.branch(5, momentum=0.5)
     made: Any = make()
     made.defaults = {"momentum": 0.9}

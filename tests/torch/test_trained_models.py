@@ -259,7 +259,7 @@ def test_hpstage_open_gives_trials_and_models_of_a_store_without_the_study(found
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda result: result.load(7), "no trial 'study/7' .*there are 3 trials, of studies study"),
+        (lambda result: result.load(7), "no trial 'study/7'; it has 3 trials, study/0 to study/2"),
         (lambda result: result.load(0, 9), "no state after step 9: it has 8 steps"),
         (lambda result: result.load(0, 0), "no state after step 0"),
         (lambda result: result.load(0, "first"), "step is 'first'; give a number of steps, 'best', or None"),

@@ -143,7 +143,7 @@ def test_a_fork_that_leaves_a_default_value_continues_from_its_donor_trial(tmp_p
 def test_following_the_error_of_then_adds_a_new_hyperparameter_to_a_trained_trial(tmp_path: Path) -> None:
     won = search(tmp_path / "store", Mine(), first_day, "monday", n_trials=1).trial(0)
     with pytest.raises(
-        UsageError, match=r"\(defaults = \{'decay': OLD\} on .* 'decay': s.piecewise\(\{0: OLD, 20: NEW\}\)\}"
+        UsageError, match=r"set defaults = \{'decay': OLD\} on .* 'decay': s.piecewise\(\{0: OLD, 20: NEW\}\)\}"
     ):
         won.then({"decay": 0.1})
     longer = {**won.then({"lr": 0.1}), "decay": s.piecewise({0: 0.0, STEPS: 0.1})}
