@@ -71,7 +71,8 @@ def default_stores() -> list[Path]:
 
 def last_written(store: Path) -> float:
     """Return when the plan in a folder was last written. SQLite first writes into a file next to it."""
-    return max(file.stat().st_mtime for file in store.glob(f"{_FILE}*"))
+    files = (file for file in store.glob(f"{_FILE}*") if not file.name.endswith("-shm"))  # which readers write, too
+    return max(file.stat().st_mtime for file in files)
 
 
 def open_journal(store: str | os.PathLike[str], *, closing: ExitStack, read_only: bool = False) -> Journal:

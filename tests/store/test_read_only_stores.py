@@ -17,11 +17,13 @@ import pytest
 import hpstage
 from hpstage.errors import StoreError
 from hpstage.store import SQLiteJournal
+from hpstage.store.opening import last_written
 from hpstage.testing.toys import Tape
 
 KILLED = """
 import os, sys
 from hpstage.store import SQLiteJournal
+from hpstage.store.opening import last_written
 journal = SQLiteJournal(sys.argv[1])
 journal.append([b"two"])
 os.kill(os.getpid(), 9)
@@ -126,3 +128,14 @@ def test_a_reader_without_write_permission_sees_the_last_records_of_a_killed_wri
         assert journal.read() == [b"one", b"two"]
     with unprivileged(), closing(SQLiteJournal(path, read_only=True)) as journal:
         assert journal.read() == [b"one", b"two"]
+
+
+def test_reading_a_store_does_not_count_as_writing_it(tmp_path: Path) -> None:
+    with closing(SQLiteJournal(tmp_path / "plan.sqlite")) as journal:
+        journal.append([b"{}"])
+        for file in tmp_path.iterdir():
+            os.utime(file, (1e9, 1e9))
+        os.utime(tmp_path / "plan.sqlite-shm")  # as SQLite's readers do, on disks
+        assert last_written(tmp_path) == 1e9
+        journal.append([b"{}"])
+        assert last_written(tmp_path) > 1e9
