@@ -239,4 +239,5 @@ def _about(other: str | None, own: str) -> str:
     if other not in plans or own not in plans:
         return " (other code, data, environment or store)"
     (folder, there), (_, here) = plans[other], plans[own]
-    return f" in {folder} ({'; '.join(differing(there.described, there.loaded, here.described, here.loaded))})"
+    changes = differing(there.described, there.loaded, here.described, here.loaded)
+    return f" in {folder} ({'; '.join(changes) or 'another store'})"

@@ -383,3 +383,24 @@ def test_hyperparameters_that_a_plain_object_changes_are_reset_at_the_next_step(
     trainable.train(0, values)
     trainable.train(1, values)
     assert seen == [{"lr": 0.1}, {"lr": 0.1}]
+
+
+class Refers(Small):
+    """Refers weakly to an object of setup for a while, and drops it later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = [Small()]
+        self.referring: Any = None
+
+    def update(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> Any:
+        self.referring = weakref.ref(self.kept[0]) if self.kept and self.referring is None else None
+        if self.referring is None:
+            self.kept.clear()
+        return super().update(model, optimizer, batch)
+
+
+def test_an_object_is_dropped_freely_once_no_weak_reference_to_it_is_left() -> None:
+    trainable = fresh(Refers())
+    for step in range(3):
+        advance(trainable, step, step + 1).state_dict()

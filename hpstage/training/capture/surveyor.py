@@ -203,7 +203,7 @@ class _Walk:
         self._marked = marked
         self._found = found = Survey()
         found.named, found.within_libraries = known.named.copy(), known.within_libraries
-        found.referred = known.referred
+        found.referred = known.referred.copy()
         self._into, self._before = found.records, known.records
         self._stack = [step for path, obj in roots for step in surveyor.led(found, path, [("", obj)])]
         self._stack.reverse()

@@ -478,6 +478,14 @@ def test_the_warning_about_another_plan_names_its_folder_and_what_differs(caplog
         result.trial(0)
 
 
+def test_the_warning_about_another_plan_of_the_same_workload_names_its_folder(caplog, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    study = create()
+    run(study, n_trials=2, store=".hpstage/one")
+    run(study, n_trials=2, store=".hpstage/other")
+    assert "another plan in .hpstage/one (another store): they are not reused" in caplog.text
+
+
 def test_packages_that_differ_are_named_with_their_versions():
     there = {"package sklearn": "scikit-learn 1.8.0", "script.Net": "a"}
     here = by_name({"package sklearn": "scikit-learn 1.9.1", "script.Net": "a"})
