@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -14,10 +13,10 @@ import matplotlib.style
 import numpy as np
 import optuna
 import pytest
-from matplotlib.collections import LineCollection, PathCollection
-from matplotlib.colors import to_rgb, to_rgba
+from matplotlib.collections import LineCollection
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.text import Annotation, Text
+from matplotlib.text import Text
 
 import hpstage
 from hpstage import schedule as s
@@ -29,8 +28,8 @@ from hpstage.accounting.history import moments
 from hpstage.accounting.payments import Charge, Waste
 from hpstage.accounting.savings import merged
 from hpstage.accounting.sums import Sums
-from hpstage.algos import FullTraining, SuccessiveHalving
-from hpstage.execution.simulated import Measure, SimulatedExecutor, value_of_key
+from hpstage.algos import FullTraining
+from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import ChainId, ChainLost, NodeId, StateReached, TrialAdded, TrialId, WorkerId
 from hpstage.plan.log import open_plan
 from hpstage.plan.plan import SearchPlan
@@ -47,14 +46,10 @@ from hpstage.report import (
 from hpstage.report.names import plain
 from hpstage.report.pictures import style
 from hpstage.report.pictures.metrics import curves
-from hpstage.report.pictures.parameters import _Column, importances
 from hpstage.report.pictures.savings import steps
-from hpstage.report.pictures.stage_tree import PALETTE, colour_of
 from hpstage.report.pictures.timeline import MOST_BARS, bars
-from hpstage.report.tree.labels import _width, listed, write
-from hpstage.report.tree.layout import ROWS, lay_out
 from hpstage.store.memory import MemoryJournal
-from hpstage.testing.toys import Failing, Tape
+from tests.unit.pictures import HOSTILE, continuous, failed_search, search, texts
 from tests.unit.searches import WORKLOAD, Search, histories, trial
 
 pytestmark = pytest.mark.sampled(10)
@@ -70,205 +65,12 @@ DRAW: dict[str, Callable[[Book], Figure]] = {
     "metrics": draw_metrics,
     "parameters": draw_parameters,
 }
-HOSTILE = "<script>alert('x')</script> & $\\frac{$ \x1b[31m\n \N{CJK UNIFIED IDEOGRAPH-5B66}" + "long " * 40
-
-
-def space(trial: optuna.Trial) -> dict[str, s.Schedule | float]:
-    lr = trial.suggest_categorical("lr", [0.2, 0.1])
-    first = trial.suggest_categorical("first", [4, 8, 20])
-    grow = trial.suggest_categorical("grow", [6, 16])
-    return {
-        "lr": s.multistep(lr, milestones=[first, 24], gamma=trial.suggest_categorical("gamma", [0.1, 0.3])),
-        "batch_size": s.piecewise({0: 64, grow: 128}),
-    }
-
-
-def continuous(trial: optuna.Trial) -> dict[str, s.Schedule]:
-    drop = trial.suggest_int("drop", 1, 30)
-    return {"lr": s.piecewise({0: trial.suggest_categorical("lr", [1, 2]), drop: trial.suggest_float("late", 0, 1)})}
-
-
-def search(
-    journal: MemoryJournal | None = None,
-    *,
-    name: str = "study",
-    n_trials: int = 24,
-    metric: str = "value",
-    seed: int = 0,
-    load_seconds: float = 0.2,
-    measure: Measure = value_of_key,
-    space: Callable[[optuna.Trial], object] = space,
-    **options: object,
-) -> tuple[hpstage.Result, MemoryJournal]:
-    """A search on three simulated workers, where everything takes its time."""
-    study = optuna.create_study(study_name=name, direction="maximize", sampler=optuna.samplers.RandomSampler(seed=seed))
-    journal = MemoryJournal() if journal is None else journal
-    executor = SimulatedExecutor(
-        3,
-        step_seconds=0.1,
-        evaluate_seconds=0.3,
-        load_seconds=load_seconds,
-        save_seconds=0.1,
-        measure=lambda key, step: {metric: next(iter(measure(key, step).values()))},
-    )
-    settings = {"algorithm": SuccessiveHalving(min_steps=8, reduction_factor=2), "steps": 32} | options
-    result = hpstage.optimize(
-        study, object(), space, metric=metric, n_trials=n_trials, executor=executor, store=journal, **settings
-    )  # type: ignore[arg-type]
-    return result, journal
-
-
-@pytest.fixture(scope="module")
-def searched() -> tuple[hpstage.Result, Book]:
-    result, journal = search()
-    return result, open_book(journal, "study")
-
-
-def texts(figure: Figure) -> list[str]:
-    return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
 
 
 def empty() -> Book:
     journal = MemoryJournal()
     open_plan(journal, WORKLOAD, {})
     return open_book(journal)
-
-
-# --- the stage tree ---------------------------------------------------------------------------------------
-
-
-def test_the_stage_tree_picture_names_its_trials_their_differing_values_and_the_best_trial(
-    searched: tuple[hpstage.Result, Book],
-) -> None:
-    result, book = searched
-    said = texts(draw_stage_tree(book))
-    nodes = len(branches_of(book.trials))
-    assert f"24 trials in {nodes} nodes (wider: more trials)" in said
-    assert f"best: trial {result.best_trial.number}" in said
-    assert "value\nbest at or below, by rank" in said and "training step" in said
-    assert {"lr 0.1 → 0.01", "batch_size 64 → 128", "batch_size 64, lr 0.2"} <= set(said)
-    assert not any(text.startswith("+") for text in said)
-
-
-def test_the_stage_tree_picture_draws_branches_in_the_place_and_colour_of_the_interactive_tree(
-    searched: tuple[hpstage.Result, Book],
-) -> None:
-    figures = pytest.importorskip("hpstage.report.tree.figure")
-    theirs = np.array([to_rgb(colour) for colour in figures.PALETTE])
-    assert np.array(PALETTE.colors) == pytest.approx(theirs, abs=1.01 / 255)
-    _, book = searched
-    layout = lay_out(book)
-    [lines] = [c for c in draw_stage_tree(book).axes[0].collections if isinstance(c, LineCollection) and c.zorder == 3]
-    placed = layout.fitted()
-    assert [segment.tolist() for segment in lines.get_segments()] == [
-        [[layout.branches[i].branch.node.start, row], [layout.branches[i].branch.reach, row]]
-        for i, row in placed.rows.items()
-    ]
-    for colour, i in zip(lines.get_colors(), placed.rows, strict=True):
-        assert tuple(colour) == to_rgba(colour_of(layout.branches[i].rank))
-
-
-def test_a_stage_tree_of_500_trials_is_folded_to_one_page_and_counts_hidden_branches() -> None:
-    result, journal = search(n_trials=500, space=continuous, algorithm=FullTraining())
-    book = open_book(journal)
-    figure = draw_stage_tree(book)
-    [drawn] = [c for c in figure.axes[0].collections if isinstance(c, LineCollection) and c.zorder == 3]
-    folded = [re.fullmatch(r"\+ ([\d,]+) branch(?:es)?, ([\d,]+) trials?", text) for text in texts(figure)]
-    left = sum(int(found[1].replace(",", "")) for found in folded if found)
-    assert left == len(book.branches) - len(drawn.get_segments()) > 300
-    rows = {text.xy[1] for text in figure.findobj(Annotation)}
-    assert len(rows) <= ROWS
-    assert f"best: trial {result.best_trial.number}" in texts(figure)
-    assert figure.get_figheight() <= style.TALLEST
-
-
-def test_the_path_of_the_best_trial_is_drawn_even_if_other_branches_have_better_values(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("hpstage.report.pictures.stage_tree.ROWS", 3)
-
-    def measure(key: str, step: int) -> dict[str, float]:
-        return {"value": int(key, 16) / 16 ** len(key) - step}
-
-    _, journal = search(n_trials=40, space=continuous, measure=measure)
-    book = open_book(journal)
-    assert book.best is not None
-    [axes, _] = draw_stage_tree(book).axes
-    [band] = axes.lines
-    best = book.trials[book.best]
-    assert [*band.get_xdata()] == [at for _, start, stop in best.path_to(best.requested) for at in (start, stop)]
-    [branches] = [c for c in axes.collections if isinstance(c, LineCollection) and c.zorder == 3]
-    ends = {tuple(point) for segment in branches.get_segments() for point in segment}
-    assert {tuple(band.get_xydata()[0]), tuple(band.get_xydata()[-1])} <= ends
-
-
-def test_texts_of_the_stage_tree_picture_do_not_overlap_and_lie_inside_the_picture() -> None:
-    for n_trials in (1, 24, 200):
-        figure = draw_stage_tree(open_book(search(n_trials=n_trials)[1]))
-        figure.draw_without_rendering()
-        boxes = [text.get_window_extent() for text in figure.findobj(Annotation)]
-        width, height = figure.canvas.get_width_height()
-        for i, box in enumerate(boxes):
-            assert box.x0 >= 0 and box.x1 <= width and box.y0 >= 0 and box.y1 <= height
-            for other in boxes[:i]:
-                across = min(box.x1, other.x1) - max(box.x0, other.x0)
-                down = min(box.y1, other.y1) - max(box.y0, other.y0)
-                assert across <= 0 or down <= 0.4 * min(box.height, other.height)  # heights include descenders
-
-
-def test_trials_are_named_at_the_end_of_their_branch_and_with_their_study_if_there_are_several() -> None:
-    result, journal = search(n_trials=4)
-    said = texts(draw_stage_tree(open_book(journal)))
-    for one in result.study.trials:
-        assert any(re.search(rf"(^|  · +)trials? (\d+, )*{one.number}\b", text) for text in said)
-    assert any(text.endswith(f"  {result.best_value:.4g}") for text in said)
-    search(journal, name="other", n_trials=4, seed=3)
-    said = texts(draw_stage_tree(open_book(journal)))
-    assert not any(re.search(r"trials? \d", text) for text in said)
-    assert any(re.search(r"trials? other/\d", text) for text in said)
-
-
-def test_trials_at_the_end_of_a_branch_name_their_study_once() -> None:
-    assert listed(["a/3", "a/12", "b/0", "a/1"], 3) == "trials a/3, 12, b/0 + 1"
-    assert listed(["3", "12"], 3) == "trials 3, 12" and listed(["a/3"], 3) == "trial a/3"
-
-
-def test_labels_longer_than_their_branch_stand_before_its_trials() -> None:
-    _, journal = search(space=continuous)
-    layout = lay_out(open_book(journal))
-    written = write(layout, layout.fitted(ROWS), 400.0, 6.0)
-    scale = 400.0 / written.end
-    for note in written.notes:
-        if note.above is not None:
-            own = layout.branches[note.above].branch
-            assert note.right + _width(note.text, 6.0) <= (own.reach - own.node.start) * scale
-    long = [note for note in written.notes if note.above is None and "  ·  trial" in note.text]
-    assert long and all(re.match(r"lr [12] → 0\.\d+  ·  trials? \d", note.text) for note in long)
-
-
-def test_failures_are_marked_in_the_stage_tree_picture() -> None:
-    figure = draw_stage_tree(open_book(failed_search()))
-    assert "failed" in texts(figure)
-    [crosses] = [c for c in figure.axes[0].collections if isinstance(c, PathCollection)]
-    assert len(crosses.get_offsets()) > 0
-
-
-def test_trials_without_sharing_are_drawn_next_to_the_stage_tree_on_the_same_scale_of_steps(
-    searched: tuple[hpstage.Result, Book],
-) -> None:
-    result, book = searched
-    figure = draw_beside_alone(book)
-    left, right = figure.axes
-    [alone] = [c for c in left.collections if isinstance(c, LineCollection)]
-    lengths = [segment[1][0] - segment[0][0] for segment in alone.get_segments()]
-    assert len(lengths) == 24 and sum(lengths) == result.savings.steps_asked
-    titles = {
-        f"24 trials without sharing: {result.savings.steps_asked:,} steps",
-        f"As a stage tree: {result.savings.steps_unique:,} steps",
-    }
-    assert titles <= set(texts(figure))
-    scales = [axes.get_position().width / axes.get_xlim()[1] for axes in (left, right)]
-    assert scales[0] == pytest.approx(scales[1], rel=0.02)
 
 
 # --- the timeline -----------------------------------------------------------------------------------------
@@ -538,23 +340,6 @@ def test_pictures_of_a_search_with_only_failed_trials_are_drawn(name: str) -> No
     assert style.svg(DRAW[name](open_book(failed_search())))
 
 
-def failed_search() -> MemoryJournal:
-    study = optuna.create_study(study_name="study")
-    journal = MemoryJournal()
-    hpstage.optimize(
-        study,
-        Failing(),
-        lambda trial: {"a": s.piecewise({0: 1, 3: 7})},
-        metric="score",
-        steps=6,
-        n_trials=2,
-        algorithm=FullTraining(),
-        executor=hpstage.InlineExecutor(),
-        store=journal,
-    )
-    return journal
-
-
 @pytest.mark.ci
 @pytest.mark.parametrize("name", DRAW)
 @pytest.mark.ci_one_in(2)
@@ -618,83 +403,3 @@ def test_a_picture_saved_twice_gives_equal_files(searched: tuple[hpstage.Result,
     for kind in ("png", "svg", "pdf"):
         one, two = (style.save(draw_merge_rate(book), tmp_path / f"{i}.{kind}") for i in range(2))
         assert one.read_bytes() == two.read_bytes()
-
-
-# --- parameters -------------------------------------------------------------------------------------------
-
-
-def test_the_parameter_that_decides_the_value_has_the_highest_importance() -> None:
-    numbers = [(i % 7, i % 3, i) for i in range(40)]
-    trials = [({"lr": 10.0**-a, "kind": "xyz"[b], "seed": c}, float(a) + 0.01 * b) for a, b, c in numbers]
-    found = importances(trials, maximize=True)
-    assert next(iter(found)) == "lr" and found["lr"] > 0.5
-    assert sum(found.values()) == pytest.approx(1.0)
-    assert found == importances(trials, maximize=True)
-
-
-def test_parameter_importance_accepts_infinite_nan_none_and_boolean_categories() -> None:
-    choices = [math.inf, math.nan, None, True, 1, "1"]
-    trials = [({"clip": choices[i % 6]}, float(i % 6)) for i in range(24)]
-    assert importances(trials, maximize=True) == {"clip": 1.0}
-    assert len(_Column([params["clip"] for params, _ in trials]).ticks) == 5  # 1 and "1" have one text
-
-
-def test_the_parameters_picture_draws_values_and_names_as_literal_text() -> None:
-    run = hpstage.optimize(
-        optuna.create_study(study_name="study", sampler=optuna.samplers.RandomSampler(seed=1)),
-        Tape(),
-        lambda trial: {
-            "a": trial.suggest_categorical(HOSTILE, [1, 2, 3]) + trial.suggest_float("b", 1e-4, 1.0, log=True),
-            "b": float(trial.suggest_categorical("kind", ["<i>x", "y"]) == "y"),
-        },
-        metric="score",
-        steps=2,
-        n_trials=12,
-        executor=hpstage.InlineExecutor(),
-        store=(journal := MemoryJournal()),
-    )
-    assert len(run.study.trials) == 12
-    figure = draw_parameters(open_book(journal))
-    above, below = figure.axes
-    assert len(above.patches) == 3
-    [lines] = [found for found in below.collections if len(found.get_paths()) == 12]
-    assert all(-0.01 <= y <= 1.01 for path in lines.get_paths() for _, y in path.vertices)
-    said = texts(figure)
-    assert any("<i>x" in text for text in said) and not any("\x1b" in text for text in said)
-    assert style.svg(figure)
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (math.inf, "No parameters can be compared: too few trials are complete."),
-        (0.9, "Importances of parameters cannot be computed: all completed trials have the same value."),
-    ],
-)
-def test_the_parameters_picture_compares_nothing_if_all_values_are_infinite_or_equal(value: float, shown: str) -> None:
-    _, journal = search(measure=lambda key, step: {"value": value})
-    assert texts(draw_parameters(open_book(journal))) == [shown]
-
-
-def test_the_parameters_picture_compares_parameters_within_a_study() -> None:
-    _, journal = search()
-    search(journal, name="other", space=continuous, seed=3)
-    search(journal, name="tiny", n_trials=2)
-    figure = draw_parameters(open_book(journal))
-    assert len(figure.axes) == 4  # two of each study with trials enough
-    for own, (name, above, below) in zip(
-        figure.subfigs, [("study", *figure.axes[:2]), ("other", *figure.axes[2:])], strict=True
-    ):
-        [whole, part] = (texts(one) for one in (draw_parameters(open_book(journal, name)), own))
-        assert [f"{whole[-1]}: {name}" if text == whole[-1] else text for text in whole] == part
-        assert {above.figure, below.figure} == {own}
-    alone = draw_parameters(open_book(journal, "tiny"))
-    assert texts(alone) == ["No parameters can be compared: too few trials are complete."]
-    assert style.svg(figure, 3.7)
-
-
-def test_the_parameters_picture_draws_trials_of_equal_value_in_one_colour() -> None:
-    _, journal = search(measure=lambda key, step: {"value": float(key > "8")}, algorithm=FullTraining())
-    [*_, below] = draw_parameters(book := open_book(journal)).axes
-    lines = next(found for found in below.collections if isinstance(found, LineCollection))
-    assert len(lines.get_colors()) == len(book.values) == 24 and len({*map(tuple, lines.get_colors())}) == 2
