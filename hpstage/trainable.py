@@ -1,4 +1,4 @@
-"""The Trainable port: user-defined training, one step at a time, from state to state."""
+"""Trainable: the five methods by which any training is run. Objects without them: :mod:`hpstage.training.adapter`."""
 
 from __future__ import annotations
 

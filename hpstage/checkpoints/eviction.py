@@ -1,7 +1,7 @@
-"""Eviction: keeps the checkpoints of a plan within a budget of bytes, while searches run on it.
+"""Performs evictions while searches run: checkpoints beyond the budget are recorded as evicted, then removed.
 
-A driver calls :meth:`Eviction.enforce` in each of its turns. :mod:`hpstage.checkpoints.eviction_policy` decides which
-checkpoints are evicted, of those that nothing needs (:mod:`hpstage.checkpoints.needed`). The eviction is first written
+A driver calls :meth:`Eviction.enforce` in each of its turns. :mod:`hpstage.checkpoints.evictable` decides which
+checkpoints may be evicted, :mod:`hpstage.checkpoints.eviction_policy` chooses among them. The eviction is first written
 to the journal, which accepts it only if no other driver has written what is unknown here: a driver that wants to start
 from the same state either wrote first, so that the state is needed, or finds it lost. Only then is the checkpoint
 removed. A process that dies in between leaves a checkpoint that no record names, which ``hpstage gc`` removes. Removing
@@ -20,8 +20,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
 from typing import NamedTuple
 
+from hpstage.checkpoints.evictable import kept_states
 from hpstage.checkpoints.eviction_policy import EvictionPlan, choose_evictions
-from hpstage.checkpoints.needed import kept_states
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import CheckpointError
 from hpstage.errors.arguments import Kind, whole

@@ -1,7 +1,7 @@
-"""Decides which checkpoints to evict when they exceed their budget of bytes. Pure: values in, a decision out.
+"""Chooses among evictable checkpoints (``evictable.py``) those that cost least to retrain, to meet a budget. Pure.
 
 Saved states form a forest: a state's parent is its nearest saved ancestor, from which it would be retrained.
-A *needed* checkpoint (``needed.py``) is never evicted. Of the others, the one is evicted whose loss costs the fewest
+A *needed* checkpoint is never evicted. Of the others, the one is evicted whose loss costs the fewest
 seconds per byte freed (counting only bytes that must be freed: the excess of a large checkpoint counts for nothing).
 The cost depends on the checkpoints evicted before it:
 
@@ -30,7 +30,7 @@ from hpstage.plan.facts import Part, StateKey
 
 
 class KeptState(msgspec.Struct, frozen=True):
-    """A saved state, as input to the decision; :func:`hpstage.checkpoints.needed.kept_states` returns a plan's."""
+    """A saved state, as input to the decision; :func:`hpstage.checkpoints.evictable.kept_states` returns a plan's."""
 
     key: StateKey
     parent: StateKey | None

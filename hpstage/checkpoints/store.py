@@ -1,4 +1,4 @@
-"""The CheckpointStore port: stores states by key. Which of them may be evicted: :mod:`hpstage.checkpoints.needed`."""
+"""The CheckpointStore port: stores states by key. Which ones may be evicted: :mod:`hpstage.checkpoints.evictable`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """``hpstage gc``: removes checkpoints that the plan does not record, or that exceed a budget. Checkpoints that are
-still needed are never removed: :mod:`hpstage.checkpoints.needed`."""
+still needed are never removed: :mod:`hpstage.checkpoints.evictable`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Annotated
 import typer
 
 from hpstage.checkpoints import CheckpointStore
+from hpstage.checkpoints.evictable import kept_states
 from hpstage.checkpoints.eviction import BYTES, Eviction
 from hpstage.checkpoints.eviction_policy import choose_evictions
-from hpstage.checkpoints.needed import kept_states
 from hpstage.cli import options
 from hpstage.cli.terminal import columns, echo
 from hpstage.driver.driver_leases import DriverLeases

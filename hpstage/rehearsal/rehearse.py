@@ -15,7 +15,7 @@ import optuna
 from hpstage.accounting.bound import speeds
 from hpstage.accounting.savings import Savings, shortest_makespan
 from hpstage.algorithm import Algorithm
-from hpstage.checkpoints.needed import needed_states
+from hpstage.checkpoints.evictable import needed_states
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.execution.simulated_cluster import Disruptions, Scaling, SimulatedCluster
 from hpstage.plan.facts import StateReached
@@ -159,7 +159,7 @@ class _Untrained:
 
 def most_needed(result: Result) -> int:
     """Return the maximum number of checkpoints of a search that were needed at the same time
-    (:mod:`hpstage.checkpoints.needed`), including those that running chains were writing.
+    (:mod:`hpstage.checkpoints.evictable`), including those that running chains were writing.
 
     They are counted before each checkpoint; in a large plan only before some checkpoints, to bound the work.
     """

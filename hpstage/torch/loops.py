@@ -1,4 +1,4 @@
-"""Selects the loop that trains a TorchTrainable. :mod:`hpstage.training.trainables` finds adapters of other objects."""
+"""Selects the loop that trains a TorchTrainable. Adapters of other objects: :mod:`hpstage.training.trainables`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base class of the Trainables that wrap a user's object, and functions for them."""
+"""Adapter: the base class to write an adapter for another library's objects; ``trainables.py`` finds the one to use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion of the object that a user passes into a Trainable."""
+"""as_trainable: finds the adapter of the object that a user passes. The base class of adapters: ``adapter.py``."""
 
 from __future__ import annotations
 

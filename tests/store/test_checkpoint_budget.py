@@ -22,7 +22,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
 from hpstage.checkpoints import FolderCheckpoints
-from hpstage.checkpoints.needed import kept_states
+from hpstage.checkpoints.evictable import kept_states
 from hpstage.cli.app import app
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.errors import CheckpointError, StoreError, UsageError

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpstage import schedule as s
+from hpstage.checkpoints.evictable import kept_states
 from hpstage.checkpoints.eviction import BYTES, Eviction
-from hpstage.checkpoints.needed import kept_states
 from hpstage.errors import CheckpointError, UsageError
 from hpstage.execution.simulated import SimulatedExecutor, value_of_key
 from hpstage.plan.facts import (
@@ -40,7 +40,7 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.store.memory import MemoryJournal
 from tests.invariants import validate, validate_scheduler
 from tests.records import separated
-from tests.unit.checkpoints.test_kept_states import ended, proposed, started
+from tests.unit.checkpoints.test_evictable import ended, proposed, started
 from tests.unit.driver.test_several_drivers import Study
 from tests.unit.driver.test_several_drivers import searches as wishes
 from tests.unit.searches import WORKLOAD, Search, histories, trial

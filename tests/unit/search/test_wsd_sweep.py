@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 import hpstage
 from hpstage import schedule as s
 from hpstage.algos import SuccessiveHalving
-from hpstage.checkpoints.needed import kept_states
+from hpstage.checkpoints.evictable import kept_states
 from hpstage.errors import ScheduleError, UsageError
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import TrialAdded

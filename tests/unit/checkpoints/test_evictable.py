@@ -1,4 +1,4 @@
-"""From a plan to what retention decides on, against an oracle that knows nothing of nodes: prefixes of values."""
+"""Which checkpoints of a plan may be evicted, against an oracle that knows nothing of nodes: prefixes of values."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpstage import schedule as s
+from hpstage.checkpoints.evictable import kept_states
 from hpstage.checkpoints.eviction_policy import KeptState
-from hpstage.checkpoints.needed import kept_states
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import (
     ChainId,

@@ -1,6 +1,7 @@
-"""The saved states of a search plan, as input to eviction (``eviction_policy.py``). Pure.
+"""Which checkpoints of a plan may be evicted: all whose states are not *needed* by the rules below. Pure.
 
-A state is *needed*, and its checkpoint must be kept, if
+Of those that may be evicted, ``eviction_policy.py`` chooses, and ``eviction.py`` removes the chosen ones. A state is
+*needed*, and its checkpoint must be kept, if
 
 - it is the nearest saved one at or before a state that a driver waits for: training will start from there;
 - it is the nearest saved one at or before the farthest state requested of an unfinished trial that may be continued (a
