@@ -1,4 +1,4 @@
-"""The same script as a training function of hpstage: what has changed is marked."""
+"""The same script as a training function of hpstage. Comments mark the lines that have changed."""
 
 import optuna
 import torch
