@@ -68,7 +68,7 @@ def certificates(
 
     Schedulers, workers and drivers that have these variables encrypt all connections and accept only those that have
     the key; addresses then begin with tls://. An existing certificate in the folder is not replaced. It is valid for a
-    year: remove the folder then.
+    year; after that, remove the folder and run the command again.
 
     Examples:
 

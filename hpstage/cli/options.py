@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _STORE = "The store: a folder, or redis://host:6379?prefix=NAME."
 
 Store = Annotated[str, typer.Argument(metavar="STORE", help=_STORE)]
-ListedStore = Annotated[str | None, typer.Argument(metavar="STORE", help=_STORE, show_default="list those here")]
+ListedStore = Annotated[str | None, typer.Argument(metavar="STORE", help=_STORE, show_default="list those in .hpstage")]
 NewStore = Annotated[
     str | None, typer.Argument(metavar="STORE", help=_STORE, show_default="one per workload in .hpstage")
 ]
@@ -34,13 +34,16 @@ Space = Annotated[
 ]
 Steps = Annotated[int | None, typer.Option(help="Steps of a full trial; not needed for a sweep, which has its own.")]
 Algorithm = Annotated[
-    str, typer.Option(help="Algorithm of hpstage.algos or of a plugin, with its arguments: 'SuccessiveHalving(15, 4)'.")
+    str,
+    typer.Option(
+        help="Algorithm of hpstage.algos or of a plugin, with its arguments, such as 'SuccessiveHalving(15, 4)'."
+    ),
 ]
 Sampler = Annotated[str, typer.Option(help="Sampler of Optuna: random, tpe, grid, bruteforce, cmaes, ...")]
 Seed = Annotated[int, typer.Option(help="Seed of the sampler.")]
 Trial = Annotated[
     str | None,
-    typer.Option(help="The trial: STUDY/NUMBER, or a number.", show_default="the best trial of the study"),
+    typer.Option(help="The trial: STUDY/NUMBER, or NUMBER.", show_default="the best trial of the study"),
 ]
 StudyOfNumber = Annotated[
     str | None, typer.Option(help="Study of the trial, if the store has several and --trial does not name it.")
@@ -52,31 +55,35 @@ Checkpoints = Annotated[
     str | None, typer.Option(help="Folder or URL for checkpoints that all workers reach; by default in the store.")
 ]
 CheckpointBudget = Annotated[str | None, typer.Option(help="Maximum bytes of all checkpoints, such as '20 GB'.")]
-CheckpointEvery = Annotated[int | None, typer.Option(help="Save a checkpoint every so many steps.")]
-EvaluateEvery = Annotated[int | None, typer.Option(help="Also evaluate each trial every so many steps.")]
+CheckpointEvery = Annotated[int | None, typer.Option(help="Save a checkpoint at multiples of this number of steps.")]
+EvaluateEvery = Annotated[
+    int | None, typer.Option(help="Also evaluate each trial at multiples of this number of steps.")
+]
 Audit = Annotated[
     str,
     typer.Option(
-        help="Train again, to verify exactness: idle (samples, on idle workers), winner (the best trial) or off."
+        help="Train again to verify exactness: idle (samples, on idle workers), winner (the best trial), or off."
     ),
 ]
 Environment = Annotated[
     str | None,
     typer.Option(
-        help="Train only on workers whose device has this in its name, such as A100; any: on all devices, though they "
-        "compute different bits."
+        help="Train only on devices with this in their names, such as A100; any: train on all devices, though the "
+        "last bits of their results differ."
     ),
 ]
 Scheduler = Annotated[
-    str | None, typer.Option(help="Address of a Dask scheduler: tcp://head:8786; by default a local cluster.")
+    str | None,
+    typer.Option(help="Address of a Dask scheduler, such as tcp://head:8786; by default, a local cluster is started."),
 ]
 Workers = Annotated[
-    int | None, typer.Option(help="Workers of the local cluster; by default one per GPU, else per core.")
+    int | None, typer.Option(help="Number of workers of the local cluster; by default one per GPU, else one per core.")
 ]
 NamedExecutor = Annotated[
     str | None,
     typer.Option(
-        "--executor", help="Executor with its arguments, instead of Dask: 'InlineExecutor()' trains in this process."
+        "--executor",
+        help="Executor to use instead of Dask, with its arguments: 'InlineExecutor()' trains in this process.",
     ),
 ]
 Findings = Annotated[Path | None, typer.Option("--json", help="Also write the findings to this file, as JSON.")]

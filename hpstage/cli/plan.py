@@ -32,7 +32,7 @@ def plan(
     sampler: options.Sampler = "random",
     seed: options.Seed = 0,
     algorithm: options.Algorithm = "FullTraining()",
-    gpus: Annotated[str, typer.Option(help="Numbers of workers to compare.")] = "1,2,4,8",
+    gpus: Annotated[str, typer.Option(help="Numbers of GPUs (workers) to compare.")] = "1,2,4,8",
     step_seconds: Annotated[
         float | None, typer.Option(help="Seconds per step; if not given, times are in steps.")
     ] = None,
@@ -46,7 +46,7 @@ def plan(
         typer.Option(min=1, help="Maximum number of workers that train a trial together, as in TorchTrainable."),
     ] = None,
     store: Annotated[
-        str | None, typer.Option(help="Store of an earlier search, whose measured costs to use: a folder or a URL.")
+        str | None, typer.Option(help="Store of an earlier search, a folder or a URL; its measured costs are used.")
     ] = None,
     checkpoints: Annotated[
         str | None, typer.Option(help="Folder or URL of the checkpoints of --store, if they are not in it.")
@@ -60,12 +60,16 @@ def plan(
     ] = None,
     deadline: Annotated[
         str | None,
-        typer.Option(help="Find the cheapest fixed and elastic fleets that finish in this time: 90min, 8h, 2d."),
+        typer.Option(
+            help="Find the cheapest fixed and elastic fleets that finish within this time, such as 90min, 8h or 2d."
+        ),
     ] = None,
     gpu_price: Annotated[float | None, typer.Option(help="Price per GPU-hour.")] = None,
     start_seconds: Annotated[float, typer.Option(help="Seconds to start a worker of an elastic fleet.")] = 60.0,
-    lifetime: Annotated[str | None, typer.Option(help="Mean lifetime of a preemptible GPU: 4h.")] = None,
-    notice: Annotated[str, typer.Option(help="Time between the notice and the loss of a preemptible GPU: 2min.")] = "0",
+    lifetime: Annotated[str | None, typer.Option(help="Mean lifetime of a preemptible GPU, such as 4h.")] = None,
+    notice: Annotated[
+        str, typer.Option(help="Time between the notice and the loss of a preemptible GPU, such as 2min.")
+    ] = "0",
     slow: Annotated[float, typer.Option(help="Share of GPUs that are three times as slow, such as 0.1.")] = 0.0,
     rehearsals: Annotated[
         int, typer.Option(help="Number of rehearsals with random metrics, if the search depends on metrics.")
@@ -77,9 +81,10 @@ def plan(
     It prints trials, steps with and without sharing, GPU-hours, the makespan by number of GPUs, and checkpoints.
     Nothing is trained, except a few steps with --trainable.
 
-    Costs are measured on --store or --trainable; options such as --step-seconds override them. If the search depends on
-    metrics, those measured on --store are used, and random ones where none were measured. The estimate is exact for
-    another algorithm, if --store has measured all the metrics that it needs. The module of the space is imported.
+    Costs are those measured on --store or --trainable; options such as --step-seconds override them. If the search
+    depends on metrics, those measured on --store are used, and random ones where none were measured. The estimate is
+    exact for another algorithm, if --store has measured all the metrics that it needs. The module of the space is
+    imported.
     """
     from hpstage.checkpoints.eviction import BYTES
     from hpstage.rehearsal.preflight import preflight

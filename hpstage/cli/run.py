@@ -28,16 +28,16 @@ def run(
     trainable: options.Trainable,
     space: options.Space,
     metric: Annotated[
-        list[str], typer.Option(help="Name of the metric to optimize, of evaluate(); repeat it for each objective.")
+        list[str], typer.Option(help="Metric of evaluate() to optimize; repeat the option for each objective.")
     ],
     steps: options.Steps = None,
     direction: Annotated[
-        list[str] | None, typer.Option(help="minimize or maximize, once per --metric; needed for a new study.")
+        list[str] | None, typer.Option(help="minimize or maximize; needed for a new study, once for each --metric.")
     ] = None,
     n_trials: Annotated[
         int | None, typer.Option(help="Number of trials; by default, the search runs until --timeout or Ctrl-C.")
     ] = None,
-    timeout: Annotated[float | None, typer.Option(help="Seconds after which no further stage is started.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds after which no more stages are started.")] = None,
     algorithm: options.Algorithm = "FullTraining()",
     sampler: options.Sampler = "tpe",
     seed: options.Seed = 0,
@@ -48,7 +48,7 @@ def run(
         str | None,
         typer.Option(
             help="Storage of the Optuna study: a file, redis:// or a database URL; by default optuna.log in the folder "
-            "of --store, else in .hpstage."
+            "of --store, or in .hpstage."
         ),
     ] = None,
     store: Annotated[
@@ -76,7 +76,8 @@ def run(
     Interrupt it with Ctrl-C at any time; run the same command again to resume. A second Ctrl-C stops at once. After the
     end of a search, the same command adds as many trials again.
 
-    Scripts are sent to the workers; modules that a script imports must be installed there.
+    Scripts are sent to the workers; modules that a script imports must be installed there. Arguments of the script
+    itself stand at the end, after two dashes.
 
     Exit status: 0 on success, 1 after an error or if no trial has a value, 130 after Ctrl-C.
 

@@ -30,11 +30,11 @@ def runs(
     study: Annotated[str | None, typer.Option(help="Show only trials of this study.")] = None,
     lines: Annotated[int, typer.Option(min=1, help="Maximum number of trials to show; the newest are shown.")] = _LINES,
 ) -> None:
-    """Show the trials of a store, from which you can branch. They are trials of searches, and single runs.
+    """Show the trials of a store. These are trials of searches, and single runs; each can be branched.
 
-    A line shows the trial that it branches from, the steps trained, the best value and its step, the time since the
-    trial ended or was last trained, the number of its branches, and the bytes of its checkpoints. Trials may share
-    checkpoints.
+    Each line shows a trial: which one it branches from, the steps trained, the best value and its step, the time
+    since the trial ended or was last trained, the number of its branches, and the bytes of its checkpoints. Trials may
+    share checkpoints.
 
     Examples:
 

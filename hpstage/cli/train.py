@@ -27,7 +27,7 @@ _Set = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Hyperparameter as NAME=VALUE: lr=0.1, 'lr=cosine(0.1, 60)', lr=[0.1,0.05]. Repeat it for each.",
+        help="Hyperparameter as NAME=VALUE: lr=0.1, 'lr=cosine(0.1, 60)', lr=[0.1,0.05]. Repeat the option for each.",
     ),
 ]
 _Study = Annotated[
@@ -59,11 +59,13 @@ def train(
     executor: options.NamedExecutor = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Train one configuration without a search. With lists of values, train each combination, and common steps once.
+    """Train one configuration without a search.
 
-    Interrupt it with Ctrl-C at any time; run the same command again to resume. hpstage branch can continue it from any
-    step with other values, and searches on the same store reuse its steps. VALUE is a number, a word, or a schedule of
-    hpstage.schedule; it is parsed, never executed.
+    With lists of values, each combination is a run, and their common steps are trained once.
+
+    Interrupt it with Ctrl-C at any time; run the same command again to resume. hpstage branch can continue the run from
+    any step with other values, and searches on the same store reuse its steps. VALUE is a number, a word, or a schedule
+    of hpstage.schedule; it is parsed, never executed.
 
     Exit status: 0 on success, 1 after an error, 130 after Ctrl-C.
 
@@ -102,8 +104,8 @@ def train(
 
 def branch(
     store: options.Store,
-    trial: Annotated[str, typer.Option(help="The trial: STUDY/NUMBER, or a number, if the store has one study.")],
-    at: Annotated[int, typer.Option(help="Step at which to branch; the trial's last step extends the trial.")],
+    trial: Annotated[str, typer.Option(help="The trial: STUDY/NUMBER; or NUMBER, if the store has one study.")],
+    at: Annotated[int, typer.Option(help="Step at which to branch; at the last step, the trial is extended.")],
     trainable: Annotated[
         str | None,
         typer.Argument(

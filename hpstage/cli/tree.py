@@ -45,9 +45,9 @@ def tree(
         None
     ),
 ) -> None:
-    """Show the stage tree of a store. It has all branches, with their values and progress.
+    """Show the stage tree of a store.
 
-    A line is a node. It shows its steps, the hyperparameters that change there, its state (waiting, running, done,
+    Each line shows a node: its steps, the hyperparameters that change there, its state (waiting, running, done,
     failed, interrupted; dropped: no trial needs its remaining steps), its checkpoints, the best value of the metric at
     or below it, and the number of trials through it. The store is not changed.
 
