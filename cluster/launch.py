@@ -1,4 +1,4 @@
-"""A local Dask cluster, configured for training."""
+"""TrainingCluster: Dask's LocalCluster, with devices and settings for training. Users call ``local.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start workers on this machine."""
+"""local_cluster: starts a Dask cluster on this machine, with one worker per GPU or core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The account of a plan: the tables with every single record, for reports and exports."""
+"""Account: the tables of ``accounting.py`` with every single record kept, for reports and exports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fold of a journal into the tables of figures: see :mod:`hpstage.accounting`. Pure."""
+"""Accounting: folds a journal into the tables from which all figures are computed (:mod:`hpstage.accounting`). Pure."""
 
 from __future__ import annotations
 

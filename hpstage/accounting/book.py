@@ -1,4 +1,4 @@
-"""The subject of a report: the account of a plan and the study whose trials are reported. From the journal alone."""
+"""Book: what a report is about, that is one study of a plan or all, with its figures. From the journal alone."""
 
 from __future__ import annotations
 

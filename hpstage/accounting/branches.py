@@ -1,4 +1,4 @@
-"""Layout of the stage tree in rows: its branches, their positions, and the metric measured on them. Pure.
+"""The stage tree for drawings: its branches in rows, ranked, with the metric measured on each. Pure.
 
 Used by the report's pictures and by the page on Dask's dashboard.
 """

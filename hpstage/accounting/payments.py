@@ -1,4 +1,4 @@
-"""Charging of workers' time to trials. Pure.
+"""Which trial is charged for a second of a worker. Pure.
 
 Every second of a worker is charged to one trial: the first trial that requested the last of the trained steps. If none
 was trained, or steps that had been trained before were trained again to evaluate them, it is the first trial that waits

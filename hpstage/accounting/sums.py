@@ -1,4 +1,4 @@
-"""Sums of steps and worker seconds. Pure."""
+"""Sums of steps and worker seconds over trials, and the merge rate. Pure."""
 
 from __future__ import annotations
 

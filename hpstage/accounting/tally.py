@@ -1,4 +1,4 @@
-"""The sums of one study, and the rows of nodes that many studies may use. Pure."""
+"""How much one study has requested and trained, and each node, which many studies may use. Pure."""
 
 from __future__ import annotations
 

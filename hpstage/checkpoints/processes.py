@@ -1,4 +1,4 @@
-"""Processes of this host."""
+"""Whether the process that wrote a file is still alive, so that leftovers of dead writers can be removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Descriptions of differences between two trainings of a state: which leaf differs, and how each was reached. Pure."""
+"""Explains how two trainings of one state differ: which leaf, and how each was reached. Pure."""
 
 from __future__ import annotations
 

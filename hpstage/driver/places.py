@@ -1,4 +1,4 @@
-"""The journal and the checkpoints that ``store=`` and ``checkpoints=`` name, opened together."""
+"""Opens a store: the journal and the checkpoints that ``store=`` and ``checkpoints=`` name, together."""
 
 from __future__ import annotations
 

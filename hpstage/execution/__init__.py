@@ -1,1 +1,1 @@
-"""Training chains in this process, really or simulated."""
+"""Training chains: the worker's side of every executor, the InlineExecutor, and simulated workers."""

@@ -1,4 +1,4 @@
-"""Control of a running chain by other threads."""
+"""Control: how other threads amend, pause or stop a running chain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A running chain: its position, and its values."""
+"""Flight: a chain while a worker trains it: its position, values, logs and seconds since its last report."""
 
 from __future__ import annotations
 

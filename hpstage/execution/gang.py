@@ -1,4 +1,4 @@
-"""Gangs on the worker's side: one worker leads a chain, and others train its steps with it.
+"""The worker's side of a gang: one worker leads a chain, and others train its steps with it.
 
 Only the leader has the chain: it evaluates, saves states and reports. Forks are not verified in a gang, since a
 verification repeats steps from a state in memory, which the other workers do not have. Its result does not depend on

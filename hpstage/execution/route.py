@@ -1,4 +1,4 @@
-"""The course of a running chain, as amended while it runs. Shared by real and simulated workers. Pure."""
+"""Course: where a running chain evaluates, saves and ends, as amended while it runs, on any kind of worker. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tree of a plan's nodes, and the paths of trials through it. Pure."""
+"""NodeTree: lays trials into the plan's tree, and adds nodes where their values diverge. Pure."""
 
 from __future__ import annotations
 

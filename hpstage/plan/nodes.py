@@ -1,4 +1,4 @@
-"""The parts of the search plan's tree: nodes, the states on their branches, and the paths of trials. Pure."""
+"""The classes of the search plan's tree: Node, State, PlannedTrial (the path of a trial). Pure."""
 
 from __future__ import annotations
 

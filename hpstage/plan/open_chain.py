@@ -1,4 +1,4 @@
-"""The plan's records of running chains. Pure."""
+"""OpenChain: what the plan knows of a chain that is being trained: its worker, spans and progress. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The targets that drivers wait for. Pure."""
+"""OpenTargets: which requested targets have no result yet, and which driver waits for each. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outcomes of the targets that a driver waits for. Pure."""
+"""Answers: which requested targets are now reached, or can never be. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handling of a worker's death in the middle of a chain. Pure.
+"""What happens when a worker dies in the middle of a chain. Pure.
 
 1. The executor notices it: ``cluster/connection.py`` where a worker's process is gone, ``cluster/site.py`` where only
    its training process is. After all earlier reports of the chain, ``WorkerLeft``, or ``ChainEnded`` with outcome

@@ -1,4 +1,4 @@
-"""The orders given to the workers of this driver's chains, and which of them have to be updated in a turn. Pure."""
+"""What workers were last ordered to do on this driver's chains, and which orders a turn has to update. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turning the reports of workers into facts, which are folded once written. Pure."""
+"""Which facts follow from a worker's report; they are folded once written. Pure."""
 
 from __future__ import annotations
 

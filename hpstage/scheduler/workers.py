@@ -1,4 +1,4 @@
-"""One driver's view of its executor's workers. Pure."""
+"""Workers: which are idle, what each one trains, and which states it holds, as one driver knows. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The context of a running call of ``optimize``: its request and the resources opened for it."""
+"""Call: what is opened for a call of ``optimize`` (workers, store, checkpoints), and its session and driver."""
 
 from __future__ import annotations
 

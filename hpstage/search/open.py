@@ -1,4 +1,4 @@
-"""``hpstage.open``: a store whose trials can be branched."""
+"""``hpstage.open``: opens a store (``results/stored_plan.py``) whose trials can also be branched."""
 
 from __future__ import annotations
 

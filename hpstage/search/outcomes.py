@@ -1,4 +1,4 @@
-"""The outcome of a trial: its end, metrics and figures in the study, and the warnings logged about it."""
+"""How a trial ends: its final state, metrics and figures in the study, and the warnings logged about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running a call of ``optimize``, with one driver or several in a row, and summarizing it."""
+"""Runs a call of ``optimize`` to its result, with one driver after another if one loses its plan."""
 
 from __future__ import annotations
 

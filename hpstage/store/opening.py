@@ -1,4 +1,4 @@
-"""Opening the journal that ``store=`` names."""
+"""Opens the journal that ``store=`` names: a folder with SQLite, or a URL. With checkpoints: ``driver/places.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of a data set: hpstage decides the order, the user's code provides samples and collation."""
+"""Batches: which samples of a map-style data set form the batches of each step. ``loading/`` loads them."""
 
 from __future__ import annotations
 

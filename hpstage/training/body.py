@@ -1,4 +1,4 @@
-"""A call of a training function in a separate thread, and its local variables while it is paused."""
+"""Body: runs a training function in a separate thread, paused between steps; its local variables while paused."""
 
 from __future__ import annotations
 

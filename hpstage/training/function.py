@@ -1,4 +1,4 @@
-"""Function style: an ordinary training loop, stepped from outside.
+"""FunctionTrainable: trains a function with an ordinary loop, one step at a time.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Strict hand-over between the thread of a training function and the engine's thread."""
+"""Baton: makes a training function's thread and the engine's thread run in turn, never at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ``run`` argument of a training function."""
+"""Run: the ``run`` argument that a training function gets, with ``run.steps()``, ``run.report()`` and others."""
 
 from __future__ import annotations
 

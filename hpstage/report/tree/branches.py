@@ -1,4 +1,4 @@
-"""Descriptions of a branch of the stage tree: the hyperparameters that change at its start, and its state. Pure."""
+"""Text about a branch of the stage tree: which hyperparameters change at its start, and its state. Pure."""
 
 from __future__ import annotations
 

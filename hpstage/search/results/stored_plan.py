@@ -1,4 +1,4 @@
-"""Opening what a store holds: plans, studies and their trials, without the code that trained them."""
+"""``hpstage.open`` without branches: reads a store's studies and trials, without the code that trained them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions, classes and modules that refer to each other, distinguished by their content."""
+"""Digests functions, classes and modules that refer to each other, even in cycles, by their content."""
 
 from __future__ import annotations
 
