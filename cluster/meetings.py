@@ -14,7 +14,8 @@ BUSY = "it is busy with another search"
 
 
 class Meeting:
-    """The meeting of a chain's gang, as seen by a worker that follows the leader. Used on the worker's event loop."""
+    """Passes a gang's address from the leader's call to the waiting task of a worker that follows the leader. Used on
+    the worker's event loop."""
 
     def __init__(self) -> None:
         self._address: asyncio.Future[str] = asyncio.Future()

@@ -46,9 +46,9 @@ def pack(trainable: object, libraries: Collection[str]) -> bytes:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-    """A pickler that also pickles modules of a subclass of ``ModuleType``, such as ``torch.backends``, by name. Classes
-    that are pickled by value keep their qualified names, which identify their code, even if they are defined in
-    functions or other classes. Code objects keep their file names, which tracebacks show."""
+    """Cloudpickle's pickler with three changes. Modules of a subclass of ``ModuleType``, such as ``torch.backends``,
+    are pickled by reference. Classes that are pickled by value keep their qualified names, which identify their code,
+    even if they are defined in functions or other classes. Code objects keep their file names, for tracebacks."""
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)

@@ -233,7 +233,7 @@ def suspects(subject: object) -> list[str]:
 
 
 def unseeded(code: CodeType) -> Iterator[str]:
-    """Yield the generators that a code object, or one nested in it, creates without an argument."""
+    """Yield the names of random generators that a code object, or one nested in it, creates without a seed."""
     for part in inner(code):
         for made, call in pairwise(operations_of(part)):
             if made.argval in _SEEDED and call.opname == "CALL" and call.arg == 0:

@@ -128,7 +128,7 @@ class Eviction:
                 return decision
 
     def finish(self, log: Log) -> None:
-        """Finish all removals, except for states that a running chain will keep again, and wait for them."""
+        """Remove all evicted states, except those that a running chain will save again, and wait until it is done."""
         self._remove(log.plan)
         while self._removing:
             wait([removal.done for removal in self._removing.values()])

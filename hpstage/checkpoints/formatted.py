@@ -220,7 +220,7 @@ class FormattedCheckpoints(CheckpointStore):
         return stage_log.decode(self._sought(read), key, self.workload, f"{path} in {self!r}")
 
     def _kept(self, key: StateKey) -> Kept | None:
-        """Return the checkpoint that is already kept, if every byte of it is sound."""
+        """Return the checkpoint that is already saved under the key, if every byte of it is sound."""
         try:
             return self._verified(key).as_kept()
         except (CheckpointMissing, CheckpointCorrupt):

@@ -125,8 +125,7 @@ class LiveCache:
     def put(self, key: StateKey, state: object) -> None:
         """Keep a deep copy of ``state``, unless it is larger than the budget.
 
-        A key that is already kept is only marked as used: equal keys mean equal states. Raises
-        :class:`StateError`.
+        A key that is already there is only marked as used: equal keys mean equal states. Raises :class:`StateError`.
         """
         with self._lock:
             if self._find(key) is not None:

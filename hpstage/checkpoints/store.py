@@ -84,12 +84,11 @@ class CheckpointStore(ABC):
 
     Obligations. *Atomic*: a reader sees a complete checkpoint or :class:`CheckpointMissing`. *Verified*: ``load``
     checks key, workload and checksums and raises :class:`CheckpointCorrupt`; stored content is never executed.
-    *Content-addressed*: saving a key that is already kept changes nothing (equal keys mean equal training). *Failing
-    clean*: a failure leaves no partial checkpoint and no temporary file. *Failing clear*: :class:`CheckpointFull` if
-    other checkpoints have to be removed first. ``CheckpointMissing`` and ``CheckpointCorrupt`` are raised only if the
-    place was reached, since they declare a state lost. Everything else, such as a missing mount or an outage, is
-    :class:`CheckpointUnreachable`; callers wait and try again. *Portable*: instances can be pickled and sent to
-    workers, and are safe to use from several processes.
+    *Content-addressed*: saving a key that is already saved changes nothing (equal keys mean equal training). *Clean*:
+    a failure leaves no partial checkpoint and no temporary file. *Clear*: full storage raises :class:`CheckpointFull`.
+    ``CheckpointMissing`` and ``CheckpointCorrupt`` mean that a state is lost; they are raised only if the storage was
+    reached. Other failures, such as a missing mount or an outage, raise :class:`CheckpointUnreachable`; callers wait
+    and try again. *Portable*: instances can be pickled and sent to workers, and are safe to use from several processes.
 
     A state is a tree of dicts, lists, tuples, scalars, strings, bytes, ``torch.Tensor`` and ``numpy.ndarray``; it is
     restored with the same types, shapes, dtypes and values. Anything else raises :class:`StateError` with the path to

@@ -252,7 +252,7 @@ def _of_measuring(path: str) -> bool:
 
 
 def problem_of(error: Exception, step: int, within: str) -> Problem:
-    """Describe why training stopped after ``step`` steps. A traceback begins after the frames of the file
+    """Describe why training stopped after ``step`` steps. A traceback omits its first frames, in the file
     ``within``."""
     if (outcome := outcome_of(error)) is not None:
         return Problem("refused", f"training ended itself in step {step}, as {outcome} ({error})", step)

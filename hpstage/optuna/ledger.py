@@ -217,7 +217,7 @@ class Ledger:
         that has not failed and for which ``counts`` returns true.
 
         Raises:
-            UsageError: the study has trials with other choices of a parameter, which Optuna does not allow.
+            UsageError: the study has a trial with an incompatible distribution of a parameter.
         """
         self.check_compatible(distributions)
         there = [
@@ -230,8 +230,8 @@ class Ledger:
                 self.study.enqueue_trial(dict(point))
 
     def check_compatible(self, distributions: Mapping[str, BaseDistribution]) -> None:
-        """Raise :class:`UsageError` if a trial of the study has a parameter of another kind or with other choices,
-        which Optuna does not allow."""
+        """Raise :class:`UsageError` if a trial of the study has an incompatible distribution of a parameter, such as
+        other choices."""
         wanted = dict(distributions)
         for trial in self.trials():
             for name in trial.distributions.keys() & wanted.keys():
@@ -239,9 +239,9 @@ class Ledger:
                     check_distribution_compatibility(trial.distributions[name], wanted.pop(name))
                 except ValueError as error:
                     raise UsageError(
-                        f"trial {trial.number} of study {self.name!r} has another kind of {name!r} or other choices: "
-                        f"{trial.distributions[name]}. Use another study for {distributions[name]}; on the same store, "
-                        f"both share training"
+                        f"{name!r} is {trial.distributions[name]} in trial {trial.number} of study {self.name!r}, but "
+                        f"{distributions[name]} in the space. Use another study; on the same store, both share "
+                        f"training"
                     ) from error
 
     def queue_is_empty(self) -> bool:

@@ -32,7 +32,9 @@ class StepTimes:
             or any(a >= b for a, b in pairwise(widths))
             or any(taken <= 0 for _, taken in self.seconds)
         ):
-            raise ValueError(f"seconds must be positive, for ascending numbers of chains from 1 on, not {self.seconds}")
+            raise ValueError(
+                f"seconds is {self.seconds}; numbers of chains must ascend from 1 on, and seconds be positive"
+            )
 
     def of(self, width: int) -> float:
         """Return the seconds of a step of ``width`` chains: interpolated linearly between measured numbers; beyond the

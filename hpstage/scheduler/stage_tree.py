@@ -92,7 +92,7 @@ class StageTree:
             self._settle(branch, step)
 
     def keep(self, trial: PlannedTrial) -> None:
-        """Record the steps at which a new trial keeps states, so that running chains that pass them keep them, too."""
+        """Record the steps at which a new trial saves states: running chains that pass them save states there, too."""
         for step in trial.keep_at:
             if step <= trial.steps:
                 branch = self.branch(trial.node_at(step))
@@ -100,7 +100,7 @@ class StageTree:
                 self._change(branch)
 
     def kept(self, node: Node, step: int) -> None:
-        """Make a state a source."""
+        """Let training start from a saved state."""
         branch = self.branch(node)
         if step in branch.sources:
             return
@@ -120,7 +120,7 @@ class StageTree:
             self._queue_stage(branch, before)  # its path is shorter now, or empty
 
     def lost(self, node: Node, step: int) -> None:
-        """Make a state no longer a source."""
+        """Let no training start from a lost state."""
         branch = self.branch(node)
         branch.sources.discard(step)
         self._ready.drop(branch, step)

@@ -50,7 +50,9 @@ def read(ratings: str) -> np.ndarray[Any, np.dtype[np.int64]]:
     for number, line in enumerate(lines, 1):
         fields = line.split("\t")
         if len(fields) != 4 or not all(field.isdecimal() for field in fields) or not 1 <= int(fields[2]) <= 5:
-            raise hpstage.errors.UsageError(f"line {number} of {ratings} is {line[:40]!r}, no rating: {REMEDY}")
+            raise hpstage.errors.UsageError(
+                f"line {number} of {ratings} is {line[:40]!r}, which is not a rating: {REMEDY}"
+            )
         rows.append([int(field) for field in fields])
     if not rows:
         raise hpstage.errors.UsageError(f"{ratings} is empty: {REMEDY}")

@@ -401,7 +401,7 @@ def values(cache: LiveCache) -> list[float]:
     return [float(found["w"][0]) for found in map(cache.get, (A, B, C, D)) if isinstance(found, dict)]
 
 
-def test_states_evicted_from_the_device_move_to_the_host_and_from_the_host_are_dropped() -> None:
+def test_evicted_states_move_from_device_to_host_and_are_then_dropped() -> None:
     mover = Stands()
     cache = LiveCache(LARGE, 2 * LARGE, mover=mover)
     for number, key in enumerate((A, B), 1):

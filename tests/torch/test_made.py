@@ -174,7 +174,7 @@ def test_a_state_that_names_a_class_it_may_not_instantiate_is_refused(module: st
 
 
 def test_a_struct_time_with_too_few_items_in_a_state_is_refused() -> None:
-    with pytest.raises(StateError, match=r"holds a struct_time of 2 items"):
+    with pytest.raises(StateError, match=r"the state's struct_time of 2 items cannot be restored"):
         decoded(("instance", 0, "time", "struct_time", [1, 2], []))
 
 

@@ -324,7 +324,7 @@ class LeakingOnce(LeakingFromTheLastStep):
 
 
 @pytest.mark.ci
-def test_later_chains_are_rerun_if_there_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chains_after_the_fourth_are_rerun_if_there_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def several(trial: optuna.Trial) -> dict[str, Any]:
         return {"lr": 0.1, "momentum": 0.9, "batch_size": 8, "seed": 3, "number": trial.suggest_int("number", 0, 39)}
 

@@ -67,7 +67,9 @@ def test_a_missing_or_too_short_gpt_text_is_named_in_the_error(files: Path) -> N
 def test_a_malformed_empty_or_missing_ratings_file_is_named_in_the_error(files: Path) -> None:
     path = files / "u.data"
     path.write_text(path.read_text() + "7\t3\t4")  # cut off
-    with pytest.raises(UsageError, match=r"line 61 of .*u\.data is '7\\t3\\t4', no rating.*ml-100k\.zip.*MOVIELENS"):
+    with pytest.raises(
+        UsageError, match=r"line 61 .*u\.data is '7\\t3\\t4', which is not a rating.*ml-100k\.zip.*MOVIELENS"
+    ):
         recommender.read(str(path))
     path.write_text("")
     with pytest.raises(UsageError, match="is empty"):

@@ -281,7 +281,7 @@ class _Reader:
                 return mixed
             case _Same(length, value):
                 if length > self._most:
-                    raise ValueError(f"a value is repeated {length} times")
+                    raise ValueError(f"a value is repeated {length} times, more than {self._most}")
                 [only] = self._values(value)
                 return [only] * length
 

@@ -105,7 +105,8 @@ class Header(msgspec.Struct):
 
 class Rows(msgspec.Struct):
     """Rows by index; ``logs`` by index of the branch. A row replaces an earlier row of the same index. ``reset``:
-    discard all earlier rows, which are of another tree; ``gone``: failures that a later search has overcome."""
+    discard all earlier rows, which are of another tree; ``gone``: indices of the failures that a later search has
+    overcome."""
 
     reset: bool = False
     branches: dict[int, BranchRow] = {}

@@ -52,7 +52,7 @@ class Lineage:
     def of(self, trainable: object) -> object:
         """Return ``trainable``, or the one of the lineage if it is ``None``."""
         if trainable is None and self.trainable is None:
-            raise UsageError("the store holds no training code; give it with trainable=, as to hpstage.optimize")
+            raise UsageError("the store holds no training code; give it with trainable=, as in hpstage.optimize")
         return self.trainable if trainable is None else trainable
 
 

@@ -118,7 +118,9 @@ def decays(
         peak: Any = own[rate].value(last)
         changes[rate] = linear(peak, start_factor=1.0, end_factor=0.0, total_iters=steps)
     if several := [name for name, value in changes.items() if isinstance(value, list | tuple)]:
-        raise UsageError(f"{several[0]} is a list; the decays of a mixture differ in their seed alone: give one value")
+        raise UsageError(
+            f"{several[0]} is a list; give one value, since the decays of a mixture differ only in their seed"
+        )
     return {
         name: {weight: mixture.get(weight.removeprefix(MIXTURE), 0.0) for weight in sorted(weights)}
         | changes

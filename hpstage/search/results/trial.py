@@ -264,7 +264,8 @@ class TrainedTrial:
     def _lineage(self) -> Lineage:
         if self.lineage is None:
             raise UsageError(
-                f"trial {self.id} was opened for reading; get it from hpstage.open(store), or from a search's result"
+                f"trial {self.id} was opened only for reading and cannot be branched; get it from hpstage.open(store), "
+                f"or from a search's result"
             )
         return self.lineage
 

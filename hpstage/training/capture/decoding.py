@@ -452,7 +452,9 @@ def _tuple_of(kind: Any, items: list[Any]) -> Any:
     try:
         return kind(items)
     except TypeError as error:
-        raise StateError(f"the state holds a {kind.__qualname__} of {len(items)} items: {error}") from error
+        raise StateError(
+            f"the state's {kind.__qualname__} of {len(items)} items cannot be restored: {error}"
+        ) from error
 
 
 class _Gone:

@@ -75,8 +75,8 @@ class Graph:
 
     def reached(self) -> list[tuple[str, object]]:
         """Return everything that training may change, as pairs of path and object, sorted by path: the namespaces, and
-        the functions that hold objects (in a closure, defaults, attributes); all functions if code names parts of
-        functions such as ``__code__``."""
+        the functions with a closure, defaults or attributes. If code names a part of functions, such as ``__code__``,
+        return all functions."""
         codes = [function.__code__ for function in self.functions]
         altered = any(not _PARTS.isdisjoint((*names_in(code), *texts_in(code))) for code in codes)
         holding = [

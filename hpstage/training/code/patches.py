@@ -54,9 +54,9 @@ def standing() -> Iterator[tuple[str, Any]]:
 
 
 def look_ahead() -> None:
-    """Search the libraries before any module of the user's is imported. In the forks of this process, :func:`standing`
-    then skips unchanged modules. Modules with strings that may name code of the user's are left to the forks, since
-    resolving such a string imports the code."""
+    """Search the libraries for the user's code before any of it is imported. In forks of this process,
+    :func:`standing` then skips unchanged modules. Modules with strings that may name the user's code are left to the
+    forks, since resolving such a string imports the code."""
     users, libraries = _modules()
     sought = _Sought(users, libraries.values())
     for name, module in libraries.items():

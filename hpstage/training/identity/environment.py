@@ -109,7 +109,7 @@ def files_of(subject: object) -> DataFiles:
 
 
 def _remarks(contents: Any, identity: Identity, files: DataFiles) -> tuple[list[str], list[str]]:
-    """Return remarks on what the identity of the data is based on, and warnings if that is little."""
+    """Return remarks on what identifies the data, and warnings if that is too little."""
     parts = [contents.remark] if contents is not None else []
     if identity.nbytes:
         parts.append(f"{size(identity.nbytes)} in attributes and globals")

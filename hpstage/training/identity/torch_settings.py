@@ -26,7 +26,7 @@ _IN_PYTHON = ("torch.backends", "torch.__future__")
 
 
 def torch_settings(library: Any) -> dict[str, Setting]:
-    """Return the settings by name. Those that decide others come first: setting them in this order sets all."""
+    """Return the settings by name. A setting that changes others comes before them: set all in this order."""
     return {**dict(_precisions(library)), **dict(_of_core(library._C)), **dict(_of_python())}
 
 

@@ -55,7 +55,7 @@ def test_a_plateau_reads_the_metric_at_each_interval_but_not_at_the_end() -> Non
     assert list(after.looks(11)) == [7, 9]
 
 
-def test_a_plateau_can_be_cut_within_its_length_but_not_continued() -> None:
+def test_a_plateau_can_be_shortened_but_not_extended_or_followed() -> None:
     warm = s.linear(0.1, total_iters=5).until(5)
     plateau = warm.then(s.plateau(0.1).until(4))
     assert plateau.length == 9

@@ -221,10 +221,10 @@ class SampleStore:
         return tuple(map(self._joined, columns, self._forms, self._samples.rows))
 
     def add(self, keys: Sequence[bytes], batch: Sequence[Tensor], values: Values) -> bool:
-        """Cache the values on a batch by sample; return ``False`` if that is not exact.
+        """Cache a batch's values by sample. Return ``False`` if a sample's bits depend on its batch.
 
         Raises:
-            StateError: a sample has given other bits than those cached.
+            StateError: the values of a sample differ from the cached ones.
         """
         if self._forms is None:
             if len({*keys}) < len(keys):
@@ -252,7 +252,7 @@ class SampleStore:
         return torch.cat([*parts], rows[0], out=made)
 
     def _is_exact(self, batch: Sequence[Tensor], values: Values) -> bool:
-        """Return whether samples give the same bits at other positions, and among other samples."""
+        """Return whether each sample gives the same bits in reordered and resampled batches."""
         count = self._samples.number
         draw = random.Random(0)
         orders = [[*range(1, count), 0], [*reversed(range(count))], [i if i % 2 else 0 for i in range(count)]]

@@ -211,7 +211,7 @@ def _finished(one: OneStep, recorded: GraphModule) -> Trace:
     who, state, values, left, stepped = one.who, one.state, one.values, one.left, one.stepped
     graph, constants = lift_constants(recorded)
     if not all(isinstance(constant, Tensor) for constant in constants):
-        raise NeedsPython(f"{who} draws from a generator of its own, or uses another object of torch's")
+        raise NeedsPython(f"{who} uses an object of torch that is no tensor, such as a generator of its own")
     flat = [*state.values(), *values.values(), *one.tensors, *left.values(), *constants]
     graph = without_mutations(graph, flat)
     clean(graph)
