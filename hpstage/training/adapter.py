@@ -139,7 +139,7 @@ def checked_metrics(metrics: object, source: str = "evaluate()") -> dict[str, fl
 
     Raises:
         MetricsError: ``metrics``, which came from ``source``, is not a mapping, or has more than :data:`MOST_METRICS`.
-        TrainingError: a name is not a string of valid Unicode, or a value is not a number.
+        TrainingError: a name is not a string of valid Unicode or begins with ``hpstage:``, or a value is not a number.
     """
     if not isinstance(metrics, Mapping):
         raise MetricsError(
@@ -155,10 +155,14 @@ def checked_metrics(metrics: object, source: str = "evaluate()") -> dict[str, fl
     for name, value in metrics.items():
         if not isinstance(name, str) or writable(name) != name:
             raise TrainingError(f"{source} gave the metric {name!r}; names of metrics are str, of valid Unicode")
+        if name.startswith("hpstage:"):
+            raise TrainingError(f"{source} gave the metric {name!r}; 'hpstage:' begins the names of hpstage's own figures")
         try:
             if isinstance(value, str):
                 raise TypeError("float() would read a text")
             checked[name] = float(value)
-        except (TypeError, ValueError, RuntimeError, OverflowError):
+        except OverflowError:
+            raise TrainingError(f"{source} gave a number for {name!r} that is too large for a float") from None
+        except (TypeError, ValueError, RuntimeError):
             raise TrainingError(f"{source} gave {type(value).__name__} for {name!r}; metrics are numbers") from None
     return checked
