@@ -26,11 +26,13 @@ class Adapter(StandsFor):
     """
 
     _world: World
+    """All that training can reach. Only adapters that capture it have this attribute, such as ``Keyed``."""
 
     def take_patches(self, patched: Iterable[tuple[str, object]]) -> None:
         """Use the patches that :func:`~hpstage.training.code.patches.standing` has found, instead of letting ``setup``
         look for them."""
-        self._world.take_patches(patched)
+        if hasattr(self, "_world"):
+            self._world.take_patches(patched)
 
     def describe_environment(self) -> dict[str, str]:
         """Return the settings that decide the bits of training: those of torch, which are pinned, and of JAX, if the
@@ -156,7 +158,7 @@ def checked_metrics(metrics: object, source: str = "evaluate()") -> dict[str, fl
         if not isinstance(name, str) or writable(name) != name:
             raise TrainingError(f"{source} gave the metric {name!r}; names of metrics are str, of valid Unicode")
         if name.startswith("hpstage:"):
-            raise TrainingError(f"{source} gave the metric {name!r}; 'hpstage:' begins the names of hpstage's own figures")
+            raise TrainingError(f"{source} gave the metric {name!r}; names that begin with hpstage: are reserved")
         try:
             if isinstance(value, str):
                 raise TypeError("float() would read a text")

@@ -65,7 +65,7 @@ def returning(what: object) -> Tape:
         ({"score": [0.5]}, "gave list for 'score'"),
         ({"score": None}, "gave NoneType for 'score'"),
         ({"score": 10**400}, "gave a number for 'score' that is too large for a float"),
-        ({"score": 1.0, "hpstage:steps": 7.0}, "'hpstage:' begins the names of hpstage's own figures"),
+        ({"score": 1.0, "hpstage:steps": 7.0}, "names that begin with hpstage: are reserved"),
         ({1: 0.5}, "the metric 1; names of metrics are str"),
         ({"score": 1.0, "\udce9": 0.5}, r"the metric '\udce9'; names of metrics are str, of valid Unicode"),
     ],
