@@ -1,4 +1,4 @@
-"""An adapter with nothing but the methods that its documentation asks for."""
+"""An adapter with nothing but the documented methods."""
 
 from __future__ import annotations
 
