@@ -434,7 +434,8 @@ def _fleet(runs: Sequence[Rehearsal]) -> Fleet:
 
 
 def _spread(values: Iterable[float]) -> Spread:
-    found = list(values)
+    # Two equal figures may be sums in other orders, and differ in their last bits, which could decide a printed digit.
+    found = [round(value, 9) for value in values]
     return Spread(statistics.median(found), min(found), max(found))
 
 
