@@ -30,7 +30,6 @@ import msgspec
 import numpy as np  # noqa: F401
 
 from hpstage.checkpoints import CheckpointStore, LiveCache
-from hpstage.checkpoints.eviction import BYTES
 from hpstage.checkpoints.host_memory import LIVE, HostMemory
 from hpstage.cluster.devices import identities
 from hpstage.cluster.messages import (
@@ -65,6 +64,7 @@ from hpstage.cluster.messages import (
 )
 from hpstage.cluster.script import import_script
 from hpstage.errors import CheckpointError, GangApart, GangLost, UsageError
+from hpstage.errors.arguments import BYTES
 from hpstage.execution.bundle import Bundle, slots_in
 from hpstage.execution.control import Control
 from hpstage.execution.flight import Gathering

@@ -150,14 +150,16 @@ _WHOLE = whole(-EXACT)
 class Algorithm(ABC):
     """Description of an algorithm; immutable, with a distinctive ``repr``.
 
-    A subclass is registered in the entry-point group ``hpstage.algorithms``, under its name for ``--algorithm``, and
-    tested by :class:`hpstage.testing.AlgorithmContract`.
+    Pass an instance of a subclass to ``optimize``; to use it on the command line, register the subclass in the
+    entry-point group ``hpstage.algorithms``, under its name for ``--algorithm``. Test it with
+    :class:`hpstage.testing.AlgorithmContract`.
 
     Valid parameters are converted to plain Python values, so that a call with NumPy numbers resumes the same search.
     """
 
     kinds: ClassVar[Mapping[str, Kind]] = MappingProxyType({})
-    """The valid values of each parameter, which :meth:`check` enforces."""
+    """The valid values of each parameter, which :meth:`check` enforces. Whole numbers are valid for a parameter that is
+    not listed and need no entry."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 from hpstage.schedule import Scalar
 
 Numerics: TypeAlias = Literal["eager", "compiled", "graphed", "stacked", "auto"] | str
-"""The name of a step backend, of hpstage or of a plugin; ``"auto"`` is the fastest of hpstage's."""
+"""The name of a step backend, of hpstage or of a plugin; ``"auto"``: the fastest of all that can run."""
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ from typing import Any
 
 from hpstage import schedule as s
 from hpstage.driver.driver import Driver
-from hpstage.execution.route import Course
+from hpstage.execution.course import Course
 from hpstage.executor import Environment, Executor
 from hpstage.plan.facts import ChainId, Kept, StateKey, StateReached, TrialAdded, TrialId, WorkerId
 from hpstage.plan.log import open_plan

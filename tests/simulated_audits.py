@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 from typing import Any
 
 from hpstage.errors import InternalError
-from hpstage.execution.route import Course
+from hpstage.execution.course import Course
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.execution.simulated_chain import SimulatedChain
 from hpstage.execution.simulated_cluster import SimulatedCluster

@@ -82,7 +82,7 @@ class Result:
     value: float
 
 
-class History:
+class TimeSeries:
     """Points over time. When there are too many, every second point is dropped."""
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class StudyView:
         self.reported = 0  # number of results so far
         self.extent: tuple[float, float] | None = None  # the lowest and the highest result that can be drawn
         self.began = started.at  # when the first call started
-        self.history = History()  # (seconds since then, worker-seconds without sharing, busy worker-seconds)
+        self.history = TimeSeries()  # (seconds since then, worker-seconds without sharing, busy worker-seconds)
         self.history.add(0.0, 0.0, 0.0)
         self.chains_lost: Counter[str] = Counter()  # by outcome
         self.longest = started.steps  # maximum number of steps of a trial

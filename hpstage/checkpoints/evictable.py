@@ -34,16 +34,17 @@ def kept_states(plan: SearchPlan, *, for_forks: bool = True) -> list[KeptState]:
 
     O(saved states, wants, unfinished trials and running chains, and the nodes above them).
     """
-    return _Ancestors(plan).states(for_forks)
+    return _Needs(plan).states(for_forks)
 
 
 def needed_states(plan: SearchPlan) -> set[StateKey]:
     """Return the keys of the saved states that are needed, as :func:`kept_states` has them."""
-    return _Ancestors(plan).needed(for_forks=True)
+    return _Needs(plan).needed(for_forks=True)
 
 
-class _Ancestors:
-    """Finds nearest saved ancestors; each node above a saved or needed state is visited once."""
+class _Needs:
+    """Decides which saved states are needed, and finds the nearest saved ancestor of each. Visits each node above a
+    saved or needed state once."""
 
     def __init__(self, plan: SearchPlan) -> None:
         self._plan = plan
@@ -83,7 +84,9 @@ class _Ancestors:
 
     def needed(self, for_forks: bool) -> set[StateKey]:
         plan = self._plan
+        # What drivers wait for.
         needed: set[State | None] = {self._nearest(state.node, state.step) for state in plan.open_targets.wanted()}
+        # Unfinished trials that may be continued; and the best of those that have their last results.
         trained: list[tuple[str, TrialId, State]] = []
         for trial in plan.open_trials():
             if not trial.requested or plan.failure_on(trial.id, trial.requested) is not None:
@@ -94,6 +97,7 @@ class _Ancestors:
             else:
                 needed.add(self._nearest(trial.node_at(trial.requested), trial.requested))
         needed.update(plan.winners.to_come(trained))
+        # Running chains: the states that they start from, and those that they would keep again.
         for chain in plan.chains.values():
             if chain.reached is None:
                 needed.add(plan.source_of(chain))

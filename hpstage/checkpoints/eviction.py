@@ -24,7 +24,6 @@ from hpstage.checkpoints.evictable import kept_states
 from hpstage.checkpoints.eviction_policy import EvictionPlan, choose_evictions
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import CheckpointError
-from hpstage.errors.arguments import Kind, whole
 from hpstage.plan.facts import ChainId, StateKey, StateLost, StateRef
 from hpstage.plan.log import Log
 from hpstage.plan.plan import SearchPlan
@@ -206,15 +205,3 @@ def _on_their_way(plan: SearchPlan) -> int:
             has = None if last is None else last.kept
             total += plan.kept_bytes // max(1, len(plan.kept)) if has is None else has.own
     return total
-
-
-def _bytes(size: object) -> int:
-    if isinstance(size, str):
-        from dask.utils import parse_bytes
-
-        size = parse_bytes(size) if size.strip()[:1].isdigit() else None
-    return whole(0, 2**63 - 1).of("", size)  # type: ignore[no-any-return]
-
-
-BYTES = Kind(_bytes, "bytes: a whole number, or a text such as '20 GB' or '500 MiB'")
-"""The valid values of a size: ``20_000_000_000`` or ``"20 GB"``."""

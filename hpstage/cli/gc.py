@@ -14,13 +14,14 @@ import typer
 
 from hpstage.checkpoints import CheckpointStore
 from hpstage.checkpoints.evictable import kept_states
-from hpstage.checkpoints.eviction import BYTES, Eviction
+from hpstage.checkpoints.eviction import Eviction
 from hpstage.checkpoints.eviction_policy import choose_evictions
 from hpstage.cli import options
 from hpstage.cli.terminal import columns, echo
 from hpstage.driver.driver_leases import DriverLeases
 from hpstage.driver.places import open_existing
 from hpstage.errors import CheckpointCorrupt, CheckpointError, CheckpointForeign, CheckpointMissing
+from hpstage.errors.arguments import BYTES
 from hpstage.errors.text import count_of, size, table
 from hpstage.plan.facts import DriverId, DriverLeft, StateKey
 from hpstage.plan.log import Log

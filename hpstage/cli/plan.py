@@ -86,7 +86,7 @@ def plan(
     exact for another algorithm, if --store has measured all the metrics that it needs. The module of the space is
     imported.
     """
-    from hpstage.checkpoints.eviction import BYTES
+    from hpstage.errors.arguments import BYTES
     from hpstage.rehearsal.preflight import preflight
     from hpstage.rehearsal.samplers import named_sampler, values_met
 

@@ -134,6 +134,18 @@ def seconds(*, least: float | None = None, above: float | None = None) -> Kind:
     return number(least=least, above=above, most=_LONGEST, unit="seconds")
 
 
+def _bytes(size: object) -> int:
+    if isinstance(size, str):
+        from dask.utils import parse_bytes
+
+        size = parse_bytes(size) if size.strip()[:1].isdigit() else None
+    return whole(0, 2**63 - 1).of("", size)  # type: ignore[no-any-return]
+
+
+BYTES = Kind(_bytes, "bytes: a whole number, or a text such as '20 GB' or '500 MiB'")
+"""The valid values of a size: ``20_000_000_000`` or ``"20 GB"``."""
+
+
 def _within(value: _T, fits: bool) -> _T:
     if not fits:
         raise ValueError

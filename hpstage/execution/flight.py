@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from hpstage.execution import device_memory
-from hpstage.execution.route import Course
+from hpstage.execution.course import Course
 from hpstage.execution.saving import Saves
 from hpstage.execution.verification import ForkVerification
 from hpstage.plan.facts import NO_FROZEN_WORK, ChainId, FrozenWork, StateReached, WorkerId, to_metrics

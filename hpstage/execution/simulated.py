@@ -11,7 +11,7 @@ from typing import Literal
 
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import InternalError
-from hpstage.execution.route import Course
+from hpstage.execution.course import Course
 from hpstage.execution.simulated_chain import SimulatedChain, StepSeconds
 from hpstage.execution.simulated_cluster import SimulatedCluster
 from hpstage.executor import Environment, Executor

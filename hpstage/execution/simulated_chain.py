@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hpstage.execution.route import Course
+from hpstage.execution.course import Course
 from hpstage.plan.facts import NodeId, WorkerId
 from hpstage.plan.messages import Chain, Stage
 from hpstage.schedule import Scalar, varies

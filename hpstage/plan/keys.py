@@ -1,4 +1,4 @@
-"""The canonical encoding, and the keys of workloads and states hashed from it.
+"""State keys and workload keys, which are hashes of a canonical encoding.
 
 A state's key hashes the workload and the *history of values*: at which step which hyperparameter took which
 value. It depends only on the values that training has seen: not on how a schedule was written or cut, on the
@@ -50,7 +50,7 @@ def workload_key(described: Mapping[str, str]) -> StateKey:
     return StateKey(_digest(VERSION + b"workload" + b"".join(parts)).hexdigest())
 
 
-class History:
+class ValueHistory:
     """The values that training has seen so far, as a chain of digests: 16 bytes for any number of steps.
 
     It is sent with a stage, so that the worker can compute the keys of the states on it.
@@ -62,18 +62,18 @@ class History:
         self.digest = digest
 
     @classmethod
-    def new(cls, workload: StateKey, names: Iterable[str], *, salt: str = "") -> History:
+    def new(cls, workload: StateKey, names: Iterable[str], *, salt: str = "") -> ValueHistory:
         """Return an empty history. ``salt`` separates a trial that must not share its training."""
         parts = [encode(workload), encode(salt), *(b"," + encode(name) for name in names)]
         return cls(_digest(VERSION + b"history" + b"".join(parts)).digest())
 
-    def changed(self, step: int, changes: Iterable[tuple[str, Scalar]]) -> History:
+    def changed(self, step: int, changes: Iterable[tuple[str, Scalar]]) -> ValueHistory:
         """Return the history with these values from ``step`` on. Steps must ascend and names must be sorted.
 
         Unchanged values must be left out, or the encoding would depend on where a history was cut.
         """
         parts = [encode(name) + encode(value) for name, value in changes]
-        return History(_digest(self.digest + b"@%d;" % step + b"".join(parts)).digest())
+        return ValueHistory(_digest(self.digest + b"@%d;" % step + b"".join(parts)).digest())
 
     def key(self, step: int) -> StateKey:
         """Return the key of the state after ``step`` steps. The history must hold all changes before ``step`` and none

@@ -39,7 +39,7 @@ class Stage(msgspec.Struct, frozen=True):
     """Steps ``[start, stop)`` of one node; ``forms`` gives every hyperparameter's value at each step, names sorted.
 
     ``history`` is the digest of all values that the branch has seen up to and including those at ``start``
-    (:class:`hpstage.plan.keys.History`), from which the worker computes the key of each state on the stage.
+    (:class:`hpstage.plan.keys.ValueHistory`), from which the worker computes the key of each state on the stage.
     """
 
     node: NodeId

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from hpstage.plan.facts import NodeId, StateKey
-from hpstage.plan.keys import History
+from hpstage.plan.keys import ValueHistory
 from hpstage.plan.nodes import Node, PlannedTrial, constants
 from hpstage.plan.ordered import Ordered
 from hpstage.schedule import Scalar, Schedule, agreement, constant
@@ -24,7 +24,7 @@ class Roots(dict[tuple[object, ...], Node]):
 
     __slots__ = ("names", "nothing")
 
-    def __init__(self, names: tuple[str, ...], nothing: History) -> None:
+    def __init__(self, names: tuple[str, ...], nothing: ValueHistory) -> None:
         super().__init__()
         self.names = names
         self.nothing = nothing
@@ -109,7 +109,7 @@ class NodeTree:
         """Return the roots of the trials with hyperparameters of these names."""
         roots = self._roots.get(names)
         if roots is None:
-            roots = self._roots[names] = Roots(names, History.new(self.workload, names))
+            roots = self._roots[names] = Roots(names, ValueHistory.new(self.workload, names))
         return roots
 
     def begin(self, root: Node) -> None:
@@ -118,7 +118,7 @@ class NodeTree:
         lacking = self.lacking.get(root.id, ())
         if lacking:
             roots = self.roots(tuple([name for name in root.names if name not in lacking]))
-        nothing = roots.nothing if self.sharing else History.new(self.workload, roots.names, salt=root.maker.id)
+        nothing = roots.nothing if self.sharing else ValueHistory.new(self.workload, roots.names, salt=root.maker.id)
         root.begin(nothing, lacking)
 
     def _enter(self, root: Node) -> Roots:

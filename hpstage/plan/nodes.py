@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from hpstage.plan.facts import Kept, NodeId, StateReached, StateRef, TrialId
-from hpstage.plan.keys import History
+from hpstage.plan.keys import ValueHistory
 from hpstage.plan.ordered import Ordered
 from hpstage.plan.regimes import Regime, regime
 from hpstage.plan.trail import Trail
@@ -106,7 +106,7 @@ class Node:
         self.keep_at: Ordered[int] = _NONE  # steps at which trials state that they will be forked
         self.trained = 0  # steps trained, including repetitions
         self.seconds = 0.0  # training time of these steps
-        self._history: History | None = None  # up to and including the values at its start
+        self._history: ValueHistory | None = None  # up to and including the values at its start
         self._trail: Trail | None = None  # histories from there on, if any form varies
 
     @property
@@ -212,7 +212,7 @@ class Node:
                 self._states[step] = state
         return state
 
-    def begin(self, nothing: History, lacking: Sequence[str]) -> None:
+    def begin(self, nothing: ValueHistory, lacking: Sequence[str]) -> None:
         """Start the history of a root's branch: the root's values, except those of the ``lacking`` hyperparameters."""
         values: Iterable[tuple[str, Scalar]] = zip(self.names, self.values(0), strict=True)
         if lacking:
@@ -228,12 +228,12 @@ class Node:
             self.curves = tuple([forms[name] if name in forms else Constant(constant[name]) for name in names])
         self.names = names
 
-    def seen(self, step: int) -> History:
+    def history_before(self, step: int) -> ValueHistory:
         """Return the history of values before ``step``, which must be after the node's start. O(1) for constant forms,
         otherwise amortised O(1) per step."""
         if self._history is None:
             assert self.parent is not None
-            history = self.parent.seen(self.start)
+            history = self.parent.history_before(self.start)
             before = self.parent.values(self.start - 1)
             changed = [
                 (name, now)
@@ -245,7 +245,7 @@ class Node:
             return self._history
         if self._trail is None:
             self._trail = Trail(self._history, self.start, dict(zip(self.names, self.curves, strict=True)))
-        return self._trail.before(step)
+        return self._trail.history_before(step)
 
 
 _start = attrgetter("start")

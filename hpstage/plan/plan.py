@@ -407,7 +407,7 @@ class SearchPlan:
 
     def key(self, node: Node, step: int) -> StateKey:
         """Return the key of a state. O(1) for constant forms, otherwise amortised O(steps) per node."""
-        return node.seen(step).key(step)
+        return node.history_before(step).key(step)
 
 
 # Dispatched by type, since a match statement over all types would take as long as the handlers.

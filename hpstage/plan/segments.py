@@ -68,8 +68,8 @@ def segment_of(
 def stage_of(node: Node, start: int, stop: int, *, verify: bool = False) -> Stage:
     """Return the stage of a node between two steps."""
     forms = dict(zip(node.names, node.forms, strict=True))
-    return Stage(node.id, start, stop, forms, node.seen(start + 1).digest, verify)
+    return Stage(node.id, start, stop, forms, node.history_before(start + 1).digest, verify)
 
 
 def _key(state: State) -> StateKey:
-    return state.node.seen(state.step).key(state.step)
+    return state.node.history_before(state.step).key(state.step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hpstage.plan.facts import StateKey
-from hpstage.plan.keys import History
+from hpstage.plan.keys import ValueHistory
 from hpstage.schedule import Form, varies
 from hpstage.schedule.scalars import Scalar, same
 
@@ -25,13 +25,13 @@ class Trail:
 
     __slots__ = ("_last", "_remembered", "_start", "_varying")
 
-    def __init__(self, seen: History, start: int, forms: Mapping[str, Form]) -> None:
+    def __init__(self, seen: ValueHistory, start: int, forms: Mapping[str, Form]) -> None:
         self._start = start
         self._varying = [(name, form) for name, form in forms.items() if varies(form)]
         self._remembered = [seen]  # up to and including the values at ``start``, ``start + _SPACING``, ...
         self._last = start, seen  # last look-up: most are followed by the next step
 
-    def before(self, step: int) -> History:
+    def history_before(self, step: int) -> ValueHistory:
         """Return the history before ``step``, which must be after ``start``."""
         last = step - 1
         if not self._varying:
@@ -50,9 +50,9 @@ class Trail:
 
     def key(self, step: int) -> StateKey:
         """Return the key of the state at ``step``, which must be after ``start``."""
-        return self.before(step).key(step)
+        return self.history_before(step).key(step)
 
-    def _walk(self, history: History, first: int, last: int) -> History:
+    def _walk(self, history: ValueHistory, first: int, last: int) -> ValueHistory:
         """Extend a history that ends with the values at ``first`` to one that ends with the values at ``last``."""
         if first == last:
             return history

@@ -1,4 +1,4 @@
-"""Reduce on plateau: a schedule that a metric decides while its trial is trained, by ``search/decisions.py``. Pure.
+"""Reduce on plateau: a schedule that a metric decides while its trial is trained, by ``search/plateaus.py``. Pure.
 
 Until a value is reduced, the schedule is constant. So trials that differ in their patience are one branch until the
 metric separates them.
@@ -85,7 +85,7 @@ class Plateau(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
         return range(self.start + self.every, stop, self.every)
 
 
-class Descent:
+class ReduceOnPlateau:
     """A plateau schedule as decided so far by its metric: torch's ReduceLROnPlateau, step by step.
 
     Args:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpstage.errors import HpstageError, ScheduleError, UsageError
 from hpstage.schedule import Plateau, Scalar, Schedule, WSDSweep, as_schedule, constant
-from hpstage.schedule.plateau import Descent
+from hpstage.schedule.plateau import ReduceOnPlateau
 from hpstage.schedule.scalars import canonical, count
 from hpstage.schedule.trial import length_of
 
@@ -89,7 +89,7 @@ def describe(
                 keep_at = _marks(value)
             elif isinstance(value, Plateau):
                 plateaus[name] = value
-                schedules[name] = Descent(value).schedule()
+                schedules[name] = ReduceOnPlateau(value).schedule()
             elif name == "betas" and isinstance(value, tuple | list):
                 raise ScheduleError("a pair is not a value; give two hyperparameters, 'beta1' and 'beta2'")
             else:

@@ -4,10 +4,11 @@
    its training process is. After all earlier reports of the chain, ``WorkerLeft``, or ``ChainEnded`` with outcome
    ``lost``, comes through ``cluster/membership.py`` and ``cluster/inbox.py``.
 2. The driver passes the report to ``Reports`` (``reports.py``), which calls :func:`facts_of_loss`: the chain is closed,
-   and training after its last checkpoint is lost. If ``max_losses`` workers in a row (3) have died on the path from one
-   state, the stage is assumed to be the cause, and its trials fail.
+   and training begins again at its last checkpoint. If ``max_losses`` workers in a row (3) have died on the path from
+   one state, the stage is assumed to be the cause, and its trials fail.
 3. Folding these facts (``Scheduler.fold``, ``Covers.end``) opens the steps that the chain did not reach: its last saved
-   state is a ready stage again, which the same turn of the driver (``Dispatch.propose``) assigns to an idle worker.
+   state is a ready stage again. ``Dispatch`` assigns it to an idle worker that has no other chains and gets none until
+   training is beyond this state, so that no other chain is blamed if that worker dies, too.
 4. If no worker is left, the driver waits for another one, and ends the search after ``driver/worker_timeout.py``.
 """
 

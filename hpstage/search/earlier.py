@@ -17,7 +17,7 @@ from hpstage.plan.same_workload import differing
 from hpstage.plan.searches import SearchRecord
 from hpstage.schedule import Plateau, Schedule
 from hpstage.schedule.space import Rejected, Space, describe, grown
-from hpstage.search.decisions import Observed
+from hpstage.search.plateaus import Observed
 
 logger = logging.getLogger("hpstage")
 

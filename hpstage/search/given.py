@@ -21,7 +21,7 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.plan.searches import SearchRecord
 from hpstage.schedule import Constant, Plateau, Scalar, Schedule
 from hpstage.schedule.space import Described, describe
-from hpstage.search.decisions import Observed
+from hpstage.search.plateaus import Observed
 from hpstage.search.results.branching import Configuration, missing
 
 Direction = Literal["minimize", "maximize"]

@@ -13,9 +13,9 @@ from optuna.trial import TrialState
 from hpstage.algorithm import Algorithm, Setting, Trials
 from hpstage.algos import FullTraining, OptunaPruner
 from hpstage.checkpoints import CheckpointStore
-from hpstage.checkpoints.eviction import BYTES
 from hpstage.errors import UsageError
 from hpstage.errors.arguments import (
+    BYTES,
     PLACE,
     Kind,
     either,
@@ -36,7 +36,7 @@ from hpstage.plan.messages import Auditing, Verify
 from hpstage.report.trackers.live import LiveCallback
 from hpstage.schedule.space import Space, points_of
 from hpstage.search.costs import COSTS
-from hpstage.search.decisions import Observed
+from hpstage.search.plateaus import Observed
 from hpstage.store import Journal
 from hpstage.training.adapter import defaults_of, noisy_of
 from hpstage.training.borrowed import see_free

@@ -23,10 +23,10 @@ from hpstage.plan.plan import SearchPlan
 from hpstage.schedule.space import Described
 from hpstage.scheduler.answers import Answer
 from hpstage.search.costs import COSTS
-from hpstage.search.decisions import Decisions
 from hpstage.search.forecast import Forecast
 from hpstage.search.history import History
 from hpstage.search.outcomes import Outcomes
+from hpstage.search.plateaus import PlateauTargets
 from hpstage.search.request import Request
 from hpstage.search.signals import Interruption
 from hpstage.search.targets import Targets
@@ -89,7 +89,7 @@ class Session:
         self._prolongs = prolongs  # trains finished trials further
         self._used_before = driver.plan.totals.worker_seconds
         self._targets = Targets(synchronous=algorithm.synchronous, by_length=algorithm.by_length)
-        self._decisions = Decisions(driver, roster.plan)
+        self._plateaus = PlateauTargets(driver, roster.plan)
         known = {*started.metric, *evaluated(driver.plan)}
         self._outcomes = Outcomes(ledger, driver, started, noisy=noisy_of(request.trainable), known=known)
         self.stopping = False  # whether proposing has stopped before all requested trials were proposed
@@ -219,7 +219,7 @@ class Session:
     def _take(self, answers: Iterable[Answer]) -> None:
         for answer in answers:
             index = self._roster.by_id[answer.trial].index
-            for known in (answer, *self._decisions.take(answer)):
+            for known in (answer, *self._plateaus.take(answer)):
                 self._targets.answer(index, known)
 
     def _drain(self) -> None:
@@ -332,7 +332,7 @@ class Session:
             self._targets.answer(trial.index, Answer(trial.id, end, None, trial.barred))
         else:
             steps = self._targets.ask(trial.index, step, self._on_the_way(trial, end), end=end)
-            self._decisions.ask(trial.id, steps)
+            self._plateaus.ask(trial.id, steps)
 
     def _on_the_way(self, trial: SessionTrial, step: int) -> list[int]:
         """Return the steps before a target at which to evaluate: where a metric decides a schedule, and, if that takes
@@ -341,7 +341,7 @@ class Session:
         if trial.id not in plan.trials:
             return []
         planned, begun = plan.trials[trial.id], self._targets.reach(trial.index)
-        looks = self._decisions.looks(planned, begun, step)
+        looks = self._plateaus.looks(planned, begun, step)
         if every is None:
             return sorted(looks)
         found = {state.step for state in planned.states() if state.kept or state.metrics is not None}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from hpstage.executor import Executor
 from hpstage.plan.facts import ChainId, NodeId, StateKey, StateReached, WorkerId
-from hpstage.plan.keys import History
+from hpstage.plan.keys import ValueHistory
 from hpstage.plan.messages import Boundary, BoundaryReached, Chain, ChainEnded, Report, Stage, WorkerJoined
 from hpstage.schedule import Constant, Scalar
 
@@ -22,9 +22,9 @@ def stage(start: int, stop: int, x: Scalar = 1.0) -> Stage:
     return Stage(NODE, start, stop, {"x": Constant(x)}, seen(x).digest)
 
 
-def seen(x: Scalar = 1.0) -> History:
+def seen(x: Scalar = 1.0) -> ValueHistory:
     """Return the history of a trial in which ``x`` is constant."""
-    return History.new(StateKey("w" * 32), ["x"]).changed(0, [("x", x)])
+    return ValueHistory.new(StateKey("w" * 32), ["x"]).changed(0, [("x", x)])
 
 
 def boundary(step: int) -> Boundary:

@@ -69,7 +69,7 @@ class Batches(PlainBatches):
 
     def of_step(self, seed: int, position: int, size: int, *, by_epoch: bool) -> Iterator[tuple[Any, int]]:
         """Yield the batches of a step (one batch, or the rest of the epoch), each with the number of samples consumed
-        after it."""
+        up to its end."""
         self._refuse_outdated()
         end = self.cut.end_of_epoch(position)
         while True:

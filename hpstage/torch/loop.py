@@ -106,21 +106,21 @@ class TorchLoop(Adapter):
 
     def train(self, step: int, hp: Mapping[str, Scalar]) -> None:
         more_follow, self._more_follow = self._more_follow, False
-        self._train_on(self._batches_of(self._ready(), step, hp), step, more_follow=more_follow)
+        self._train_on(self._begin_step(self._ready(), step, hp), step, more_follow=more_follow)
 
-    def _batches_of(self, built: _Built, step: int, hp: Mapping[str, Scalar]) -> Iterator[tuple[Any, int]]:
+    def _begin_step(self, built: _Built, step: int, hp: Mapping[str, Scalar]) -> Iterator[tuple[Any, int]]:
         """Apply the hyperparameters of a step and seed the generators. Return the step's batches, each with the number
-        of samples consumed after it."""
+        of samples consumed up to its end."""
         if hp != self._hp:
-            self._turn(hp)
+            self._apply_hp(hp)
         built.follower.apply(self._hp)
         batches = self._data()
         rekey(self._seed, step)
         return batches.of_step(self._seed, self._samples, self._batch_size, by_epoch=self._by_epoch)
 
     def _train_on(self, batches: Iterable[tuple[Any, int]], step: int, *, more_follow: bool = False) -> None:
-        """Train on batches, each with the number of samples consumed after it. ``more_follow``: the last loss is left
-        for the next step to read."""
+        """Train on batches, each with the number of samples consumed up to its end. ``more_follow``: the last loss is
+        left for the next step to read."""
         built, backend = self._ready(), self._steps_by()
         batches = iter(batches)
         while True:
@@ -212,7 +212,7 @@ class TorchLoop(Adapter):
         values = {f"{_MODEL}{name}": value for name, value in state["model"].items()} | state["values"]
         self._built = built
         try:
-            self._turn(state["hp"])
+            self._apply_hp(state["hp"])
             self._user.load_extra_state(clone(state["extra"]))
             self._world.load({**state, "values": values})
         except BaseException:
@@ -416,7 +416,7 @@ class TorchLoop(Adapter):
             if not any(one in pristine for one in tensors):  # if model() has made all of them
                 share(*tensors)
         self._world.begin()
-        self._turn(self._initial)
+        self._apply_hp(self._initial)
         self._samples = 0
         backend.begin(self._initial)
         self._data().go_to(None)
@@ -448,7 +448,7 @@ class TorchLoop(Adapter):
     def _answers_for(self, path: str) -> bool:
         return self._answered and path.partition(".")[0] == "self"
 
-    def _turn(self, hp: Mapping[str, Scalar]) -> None:
+    def _apply_hp(self, hp: Mapping[str, Scalar]) -> None:
         self._hp = dict(hp)
         self._give_values()
         size = hp["batch_size"] if "batch_size" in hp else getattr(self._user, "batch_size", None)

@@ -11,15 +11,16 @@ from hpstage.errors import MetricsError, TrainingError, UsageError
 from hpstage.errors.text import writable
 from hpstage.schedule import Scalar, constant
 from hpstage.schedule.space import RESERVED
+from hpstage.trainable import Trainable
 from hpstage.training.capture.world import World
 from hpstage.training.identity.code_identity import StandsFor, identify, packages
 from hpstage.training.identity.settings import described_jax
 
 
-class Adapter(StandsFor):
+class Adapter(StandsFor, Trainable):
     """Base class of Trainables that wrap a user's object, ``subject``. The key of a state depends on the code of
-    ``subject``, not on theirs. A subclass has the five methods of a Trainable (``hpstage/trainable.py``); the shortest
-    is ``Keyed`` (``trainables.py``).
+    ``subject``, not on theirs. A subclass defines the five methods of a Trainable (``hpstage/trainable.py``); the
+    shortest is ``Keyed`` (``trainables.py``).
 
     A function that returns the adapter of an object is registered in the entry-point group ``hpstage.trainables``,
     under the dotted path of the object's class or one of its bases.

@@ -32,10 +32,10 @@ def as_trainable(obj: object) -> Trainable:
     if isinstance(obj, type):
         raise UsageError(f"{obj.__name__} is a class: pass an instance of it, {obj.__name__}(...)")
     if isinstance(obj, Adapter):
-        return obj  # type: ignore[return-value]
+        return obj
     adapt = _adapter_of(type(obj))
     if adapt is not None:
-        return adapt(obj)  # type: ignore[return-value]
+        return adapt(obj)
     _check_settings(obj)
     missing = [name for name in METHODS if not callable(getattr(obj, name, None))]
     if not missing:
@@ -63,7 +63,7 @@ def _adapter_of(kind: type) -> Callable[[object], Adapter] | None:
             module, _, function = _OWN[name].partition(":")
             return cast("Callable[[object], Adapter]", getattr(importlib.import_module(module), function))
         if name in _registered():
-            return plugins.opener("hpstage.trainables", name, Adapter)
+            return plugins.opener("hpstage.trainables", name, Adapter)  # type: ignore[type-abstract]
     return None
 
 

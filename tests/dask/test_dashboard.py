@@ -20,7 +20,7 @@ from hpstage.cluster.dashboard.feed import Feed
 from hpstage.cluster.dashboard.figures import Metrics
 from hpstage.cluster.dashboard.follower import NO_MORE, OLD
 from hpstage.cluster.dashboard.panels import around, nice
-from hpstage.cluster.dashboard.study import Changes, History, StudyView, curve
+from hpstage.cluster.dashboard.study import Changes, StudyView, TimeSeries, curve
 from hpstage.cluster.dashboard.tiles import failures_html, summary_html, tiles
 from hpstage.cluster.dashboard.work import work_of
 from hpstage.errors import HistoryChanged
@@ -389,7 +389,7 @@ def test_a_plan_that_cannot_be_read_is_reported_and_other_plans_are_still_shown(
 
 
 def test_a_long_history_of_points_is_thinned_evenly_and_keeps_its_ends() -> None:
-    history = History()
+    history = TimeSeries()
     for i in range(10_000):
         history.add(float(i))
         assert history.points[-1] == (float(i),)

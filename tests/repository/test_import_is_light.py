@@ -16,7 +16,7 @@ PURE = [
     "hpstage.scheduler.scheduler",
     "hpstage.scheduler.stage_tree",
     "hpstage.scheduler.chain_builder",
-    "hpstage.execution.route",
+    "hpstage.execution.course",
     "hpstage.driver.driver",
     "hpstage.checkpoints.eviction",
     "hpstage.plan.keys",

@@ -17,7 +17,7 @@ from hpstage.plan.facts.chains import (
     WorkersChanged,
 )
 from hpstage.plan.facts.searches import ForkedFrom, RandomState, SearchEnded, SearchStarted, TrialEnded, TrialProposed
-from hpstage.plan.facts.training import (
+from hpstage.plan.facts.states import (
     Audited,
     ForkVerified,
     InputsRead,

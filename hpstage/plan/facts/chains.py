@@ -1,4 +1,4 @@
-"""Facts about drivers, workers, and the chains that they train."""
+"""Facts about drivers, workers and chains, such as ``DriverJoined``, ``ChainStarted`` and ``ChainLost``."""
 
 from __future__ import annotations
 
@@ -78,8 +78,11 @@ class ChainClosed(Record, frozen=True, tag=True):
 
 
 class ChainLost(Record, frozen=True, tag=True):
-    """Training after a chain's last boundary was discarded. ``outcome`` and ``message``: how the chain ended
-    (:class:`ChainEnded`) or how its worker left (:class:`WorkerLeft`). ``seconds``: the sum over all its ``workers``.
+    """Training after a chain's last reported boundary is discarded, since the chain ended within a stage
+    (:class:`ChainEnded`) or its worker left (:class:`WorkerLeft`); ``outcome`` and ``message`` are theirs.
+
+    ``node`` and ``step``: where the chain ended; after a worker's death, its last checkpoint, where training begins
+    again. ``steps``: the number of discarded steps, 0 after a death. ``seconds``: the sum over all ``workers``.
     """
 
     chain: ChainId

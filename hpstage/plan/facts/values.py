@@ -89,7 +89,7 @@ class Kept(Record, frozen=True, omit_defaults=True):
 
 
 class UserFailure(Record, frozen=True):
-    """An exception in the user's code: its one-line summary, full traceback and class names.
+    """Why a stage failed: an exception in the user's code, or the deaths of its workers. ``summary`` has one line.
 
     ``kinds`` holds the qualified names of the exception's class and its bases, so that ``catch`` can be honoured
     without sending the exception itself.

@@ -18,7 +18,7 @@ from hpstage.plan.facts import ForkedFrom
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
 from hpstage.schedule import Plateau, Schedule, as_schedule
-from hpstage.schedule.plateau import Descent
+from hpstage.schedule.plateau import ReduceOnPlateau
 from hpstage.schedule.space import RESERVED
 from hpstage.store import Journal
 from hpstage.training.code.unread import read_at_first
@@ -145,7 +145,7 @@ def until(planned: PlannedTrial, plan: SearchPlan, name: str, at: int) -> Schedu
     plateau = planned.plateaus.get(name)
     if plateau is None:
         return planned.schedules[name].until(at)
-    descent = Descent(plateau)
+    reducer = ReduceOnPlateau(plateau)
     for look in plateau.looks(at):
         state = plan.known(planned.id, look)
         if state is None or state.metrics is None:
@@ -155,8 +155,8 @@ def until(planned: PlannedTrial, plan: SearchPlan, name: str, at: int) -> Schedu
                 f"at step {look} or before, or train further first: trial.branch({look}, steps={further}), and branch "
                 f"that"
             )
-        descent.see(look, state.metrics[plateau.metric or ""])
-    return descent.schedule().until(at)
+        reducer.see(look, state.metrics[plateau.metric or ""])
+    return reducer.schedule().until(at)
 
 
 def missing(planned: PlannedTrial, at: int) -> str:

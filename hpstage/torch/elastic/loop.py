@@ -251,8 +251,8 @@ class ElasticLoop(TorchLoop):
         super()._build()
         self._at_setup = self._besides(super().state_dict())
 
-    def _turn(self, hp: Mapping[str, Scalar]) -> None:
-        super()._turn(hp)
+    def _apply_hp(self, hp: Mapping[str, Scalar]) -> None:
+        super()._apply_hp(hp)
         size, nodes, name = self._batch_size, self.virtual_nodes, type(self._user).__name__
         if size % nodes:
             raise UsageError(

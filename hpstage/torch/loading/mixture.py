@@ -118,7 +118,7 @@ class MixedSeed(int):
 
 
 def seed_in(data: object, hp: Mapping[str, Scalar]) -> int:
-    """Return the seed that decides the order of a data set's samples, with the weights if it is a mixture."""
+    """Return the seed of a trial's random numbers and sample order. For a mixture, it also holds the weights."""
     return data.seed(hp) if isinstance(data, Mixture) else seed_of(hp)
 
 

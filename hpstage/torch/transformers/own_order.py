@@ -100,7 +100,7 @@ class OwnBatches(PlainBatches):
 
     def of_step(self, seed: int, position: int, size: int, *, by_epoch: bool) -> Iterator[tuple[Made, int]]:
         """Yield the updates of a step (one update, or those of the rest of the epoch), each with the number of batches
-        consumed after it."""
+        consumed up to its end."""
         if position < self._before:
             self._begin()
         while position >= self._before + len(self._batches):

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from hpstage import schedule as s
 from hpstage.checkpoints.evictable import kept_states
-from hpstage.checkpoints.eviction import BYTES, Eviction
+from hpstage.checkpoints.eviction import Eviction
 from hpstage.errors import CheckpointError, UsageError
+from hpstage.errors.arguments import BYTES
 from hpstage.execution.simulated import SimulatedExecutor, value_of_key
 from hpstage.plan.facts import (
     ChainClosed,

@@ -8,11 +8,11 @@ import pytest
 
 from hpstage import schedule as s
 from hpstage.plan.facts import StateKey
-from hpstage.plan.keys import History
+from hpstage.plan.keys import ValueHistory
 from hpstage.plan.trail import Trail
 from hpstage.schedule import Form
 
-BEGUN = History.new(StateKey("w" * 32), ["lr", "momentum"]).changed(0, [("lr", 0.5), ("momentum", 0.9)])
+BEGUN = ValueHistory.new(StateKey("w" * 32), ["lr", "momentum"]).changed(0, [("lr", 0.5), ("momentum", 0.9)])
 STEPS = 300
 
 
@@ -29,5 +29,5 @@ def test_keys_of_states_depend_on_neither_the_order_of_calls_nor_where_the_branc
     order = [*names, *names]
     random.Random(1).shuffle(order)
     for cut in (0, 1, 5, 64, 65, 130):
-        part = Trail(whole.before(cut + 1), cut, forms(lr))
+        part = Trail(whole.history_before(cut + 1), cut, forms(lr))
         assert all(part.key(step) == names[step] for step in order if step > cut)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hpstage import schedule as s
 from hpstage.errors import ScheduleError
-from hpstage.schedule.plateau import Descent, Mode
+from hpstage.schedule.plateau import Mode, ReduceOnPlateau
 
 METRICS = st.lists(
     st.one_of(st.sampled_from([0.0, 1.0, 1.00005, 1.1, -1.0, math.nan, math.inf]), st.floats(-2, 2)), max_size=40
@@ -37,15 +37,15 @@ def test_plateau_values_equal_those_of_reduce_lr_on_plateau(
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.3)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode, threshold_mode=threshold_mode, **options)
     plateau = s.plateau(0.3, mode, threshold_mode=threshold_mode, every=every, metric="m", **options)
-    descent = Descent(plateau.after(s.constant(7).until(start)))
+    reducer = ReduceOnPlateau(plateau.after(s.constant(7).until(start)))
     expected = [7.0] * start
     for seen, metric in enumerate(metrics, 1):
         lr = optimizer.param_groups[0]["lr"]
         expected += [lr] * every
         scheduler.step(metric)
-        assert descent.see(start + seen * every, metric) is (optimizer.param_groups[0]["lr"] != lr)
+        assert reducer.see(start + seen * every, metric) is (optimizer.param_groups[0]["lr"] != lr)
     expected.append(optimizer.param_groups[0]["lr"])
-    assert list(descent.schedule().values(len(expected))) == expected
+    assert list(reducer.schedule().values(len(expected))) == expected
 
 
 def test_a_plateau_reads_the_metric_at_each_interval_but_not_at_the_end() -> None:
@@ -60,7 +60,7 @@ def test_a_plateau_can_be_shortened_but_not_extended_or_followed() -> None:
     plateau = warm.then(s.plateau(0.1).until(4))
     assert plateau.length == 9
     assert plateau.until(3) == warm.until(3)
-    assert Descent(plateau.until(7)).schedule() == warm.then(s.constant(0.1).until(2))
+    assert ReduceOnPlateau(plateau.until(7)).schedule() == warm.then(s.constant(0.1).until(2))
     with pytest.raises(ScheduleError, match=r"ends at step 9 and cannot be cut at step 10"):
         plateau.until(10)
     with pytest.raises(ScheduleError, match=r"nothing can follow s\.plateau"):

@@ -64,7 +64,7 @@ class Slot(TorchLoop):
         """Begin a step: its batches are given by :meth:`batch`."""
         built = super()._ready()  # behind, if it is a member of a bundle
         self._give_values()
-        self._step = self._batches_of(built, step, hp)
+        self._step = self._begin_step(built, step, hp)
         self.stream = generator_of(self.device).get_state()
         self.step = step
         self.frozen_work = NO_FROZEN_WORK

@@ -1,8 +1,9 @@
 """Schedules that metrics decide: trials are trained from one decision to the next.
 
 A trial with a plateau (``schedule/plateau.py``) begins with a schedule that stays constant. Its state at each look is
-evaluated, and ``Descent`` decides from the metric. If the value is reduced, the trial is added to the plan again, with
-the schedule as decided so far: from that step on it follows another branch. Then the next target is requested.
+evaluated, and ``ReduceOnPlateau`` decides from the metric. If the value is reduced, the trial is added to the plan
+again, with the schedule as decided so far: from that step on it follows another branch. Then the next target is
+requested.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hpstage.errors import UsageError
 from hpstage.plan.facts import TrialAdded, TrialId
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.schedule import Plateau, Scalar, Schedule
-from hpstage.schedule.plateau import Descent, Mode
+from hpstage.schedule.plateau import Mode, ReduceOnPlateau
 from hpstage.schedule.space import Described, with_defaults
 from hpstage.scheduler.answers import Answer
 
@@ -72,12 +73,12 @@ class Observed:
 class _Open:
     """A trial with schedules that are not yet decided up to its end."""
 
-    descents: Mapping[str, Descent]
+    reducers: Mapping[str, ReduceOnPlateau]
     looks: deque[int]  # steps after which a schedule is still to be decided
     waiting: list[int] = field(default_factory=list)  # targets beyond the next look, ascending
 
 
-class Decisions:
+class PlateauTargets:
     """Requests targets from the driver, each of them once the trial's schedules are decided up to it.
 
     Decisions are a function of the metrics in the plan: an interrupted search decides the same again.
@@ -104,7 +105,7 @@ class Decisions:
         open = self._open.get(trial)
         if open is None:
             looks = self.looks(planned, 0, planned.steps)
-            open = _Open({name: Descent(one) for name, one in planned.plateaus.items()}, deque(sorted(looks)))
+            open = _Open({name: ReduceOnPlateau(one) for name, one in planned.plateaus.items()}, deque(sorted(looks)))
             self._open[trial] = open
         for step in steps:
             insort(open.waiting, step)
@@ -140,10 +141,10 @@ class Decisions:
                 return
             open.looks.popleft()
             decided: dict[str, Schedule] = {}
-            for name, descent in open.descents.items():
-                looks = at in descent.plateau.looks(planned.steps)
-                if looks and descent.see(at, _metric(state.metrics, descent, name)):
-                    schedule = descent.schedule().until(planned.steps)
+            for name, reducer in open.reducers.items():
+                looks = at in reducer.plateau.looks(planned.steps)
+                if looks and reducer.see(at, _metric(state.metrics, reducer, name)):
+                    schedule = reducer.schedule().until(planned.steps)
                     # An earlier call may have written this decision, and later ones.
                     if schedule.value(at) != planned.schedules[name].value(at):
                         decided[name] = schedule
@@ -152,8 +153,8 @@ class Decisions:
                 self._add(TrialAdded(trial, schedules, planned.steps, planned.keep_at, dict(planned.plateaus)))
 
 
-def _metric(metrics: Mapping[str, float], descent: Descent, name: str) -> float:
-    metric = descent.plateau.metric
+def _metric(metrics: Mapping[str, float], reducer: ReduceOnPlateau, name: str) -> float:
+    metric = reducer.plateau.metric
     assert metric is not None
     if metric not in metrics:
         there = ", ".join(map(repr, sorted(metrics))) or "nothing"

@@ -1,4 +1,4 @@
-"""Facts about the plan, its trials, and the states that training reaches."""
+"""Facts about trials and their states: ``TrialAdded``, ``StateReached``, ``StageFailed``, ...; and ``PlanCreated``."""
 
 from __future__ import annotations
 
@@ -202,7 +202,8 @@ class InputsRead(Record, frozen=True, tag=True):
 
 
 class StageFailed(Record, frozen=True, tag=True):
-    """The user's code raised while training at ``step`` or while evaluating the state at ``step``."""
+    """Training at ``step``, or evaluating the state at ``step``, has failed: the user's code raised, or several workers
+    in a row died (:mod:`hpstage.scheduler.lost_workers`)."""
 
     node: NodeId
     step: int

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from hpstage.errors import InternalError
 from hpstage.plan.facts import NodeId, StateRef
-from hpstage.plan.keys import History
+from hpstage.plan.keys import ValueHistory
 from hpstage.plan.messages import Amendment, Boundary, Chain, Stage
 from hpstage.plan.trail import Trail
 
@@ -44,7 +44,7 @@ class Course:
         index = self.index_at(step)
         if self._trail is None or self._trail[0] != index:
             stage = self.stages[index]
-            self._trail = index, Trail(History(stage.history), stage.start, stage.forms)
+            self._trail = index, Trail(ValueHistory(stage.history), stage.start, stage.forms)
         return Boundary(self.stages[index].node, step, self._trail[1].key(step), evaluate=False, keep=keep)
 
     def keep_at(self, step: int) -> None:
