@@ -46,7 +46,7 @@ class Window:
         self._more = min(self._more, self._size)
 
     def widen(self, idle: int) -> None:
-        """Make room for ``idle`` workers that have nothing to do, if the window is elastic."""
+        """Let the window, if it is elastic, grow by one trial for each of ``idle`` workers that have nothing to do."""
         if self._elastic:
             self._more = min(self._size, self._more + idle)
 

@@ -1,6 +1,6 @@
 """A worker under a supervisor: ``python -m hpstage.cluster.supervised_worker PID ARGUMENTS-OF-DASK-WORKER``.
 
-The worker dies with its supervisor, for whatever reason that ends. Dask also loads this module by ``--preload``: on
+The worker ends when its supervisor ends, for whatever reason. Dask also loads this module by ``--preload``: on
 SIGTERM, which spot instances and evicted pods receive some time before their end, the worker saves the states of its
 running chains and retires. The scheduler then knows that the worker leaves voluntarily, and blames none of its tasks.
 """

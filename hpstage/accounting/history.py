@@ -11,8 +11,8 @@ from hpstage.plan.nodes import first_walked
 
 
 class Moment(msgspec.Struct, frozen=True, gc=False):
-    """The steps requested of a book's trials and trained for them ``seconds`` after the first stage began, without the
-    pauses between calls."""
+    """The steps requested of a book's trials and trained for them until ``seconds`` after the first stage began. Pauses
+    between calls do not count."""
 
     seconds: float
     requested: int

@@ -55,5 +55,5 @@ class Pauses:
         return [self.elapsed(start, stop) for stop in stops]
 
     def elapsed(self, start: float, stop: float) -> float:
-        """Return the seconds from one time to another without the pauses between them."""
+        """Return the seconds from one time to another, not counting the pauses between them."""
         return stop - start - (self.before(stop) - self.before(start)) if self.gaps else stop - start

@@ -145,7 +145,7 @@ def draw(
     described = [with_defaults(describe(space, trial, steps, cut=True), defaults) for trial in drawn]
     steps = min(trial.steps for trial in described)
     if steps < 2:
-        raise UsageError("the space has trials of a single step, where nothing can be forked; check longer ones")
+        raise UsageError("the space has trials of a single step, which cannot be forked; check longer trials")
     subject = _values(described[first], steps)
     others = [_values(trial, steps) for trial in described]
     other = max(others, key=lambda values: sum(values[0].get(name) != value for name, value in subject[0].items()))

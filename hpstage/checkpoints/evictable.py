@@ -8,11 +8,11 @@ Of those that may be evicted, ``eviction_policy.py`` chooses, and ``eviction.py`
   trial that has its last result, or has failed, and only waits for trials of lower numbers to end, will not be);
 - a chain starts from it that has not reported anything yet, and so may not have loaded it;
 - a running chain will reach it, and would immediately keep it again;
+- it is one of the best of a study (:mod:`hpstage.plan.winners`), or will be when the trials that have their last
+  results end: its model is the purpose of the search;
 - a trial of the plan names its step as one at which further trials will be forked (``keep_at``): no search evicts it,
   regardless of its budget; ``hpstage gc --budget`` may evict it while no search runs, since its caller decides what
-  is still to come;
-- it is one of the best of a study (:mod:`hpstage.plan.winners`), or will be when the trials that have their last
-  results end: its model is the purpose of the search.
+  is still to come.
 
 Evicting any other state only costs retraining if it is requested later, by another study or by ``extend=True``.
 """
@@ -30,7 +30,7 @@ from hpstage.plan.plan import SearchPlan
 
 def kept_states(plan: SearchPlan, *, for_forks: bool = True) -> list[KeptState]:
     """Return every saved state with its nearest saved ancestor, the seconds from there, and whether it is needed; with
-    ``for_forks``, also for trials that are still to come.
+    ``for_forks``, also for future trials.
 
     O(saved states, wants, unfinished trials and running chains, and the nodes above them).
     """

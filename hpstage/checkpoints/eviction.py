@@ -112,8 +112,8 @@ class Eviction:
         self.finish(log)
 
     def evict(self, log: Log, budget: int, why: str, *, for_forks: bool = True) -> EvictionPlan:
-        """Evict checkpoints so that the rest takes at most ``budget`` bytes; with ``for_forks``, keep those that trials
-        to come will fork."""
+        """Evict checkpoints until the others take at most ``budget`` bytes; with ``for_forks``, keep those that future
+        trials will fork."""
         plan = log.plan
         while True:
             decision = choose_evictions(kept_states(plan, for_forks=for_forks), budget)

@@ -111,8 +111,8 @@ class _Stored:
 def _greedy(
     states: list[KeptState], anchors: list[int], depths: list[float], stored: _Stored, budget: int
 ) -> list[int]:
-    """Remove states from what is stored until that takes at most ``budget`` bytes or only needed ones are left; return
-    them in order."""
+    """Choose states to remove until the others take at most ``budget`` bytes, or are all needed. Return the chosen
+    states in order."""
     hanging = [1] * len(states) + [0]  # states retrained if this one is evicted: itself, and those evicted below it
     gone = [False] * len(hanging)
 
@@ -163,7 +163,7 @@ def _forest(states: list[KeptState]) -> tuple[list[int], list[float]]:
     children: list[list[int]] = [[] for _ in range(beginning + 1)]
     for number, state in enumerate(states):
         if state.parent not in index:
-            raise InternalError(f"state {state.key} has a parent that is not kept, {state.parent}")
+            raise InternalError(f"state {state.key} has a parent that is not saved, {state.parent}")
         children[index[state.parent]].append(number)
     depths = [0.0] * (beginning + 1)
     order = [beginning]  # parents before their children

@@ -23,7 +23,7 @@ class Series(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if len(self.steps) != len(self.values):
-            raise ValueError(f"{len(self.steps)} steps and {len(self.values)} values")
+            raise ValueError(f"there are {len(self.steps)} steps, but {len(self.values)} values")
 
 
 class StageLog(msgspec.Struct, frozen=True):

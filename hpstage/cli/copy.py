@@ -118,12 +118,12 @@ def _check(
         return None
     if checkpoints is None and from_server:
         raise UsageError(
-            "--checkpoints is missing: give where the checkpoints of STORE are (a folder, or a URL), or leave them "
+            "--checkpoints is missing: give the location of STORE's checkpoints (a folder or a URL), or leave them "
             "there with --no-checkpoints"
         )
     if to_checkpoints is None and to_server:
         raise UsageError(
-            "--to-checkpoints is missing: give a location that all hosts of the server's searches reach (a folder, or "
+            "--to-checkpoints is missing: give a location that all hosts of the server's searches reach (a folder or "
             "a URL such as s3://bucket/folder), or leave the checkpoints with --no-checkpoints"
         )
     own = checkpoints or str(Path(store) / "checkpoints")

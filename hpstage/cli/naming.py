@@ -139,7 +139,7 @@ def recorded(header: PlanCreated) -> str:
     if not header.origin:
         raise UsageError(
             f"the {name or 'trainable'} of this plan cannot be imported by name: it was defined in a notebook, in a "
-            f"function or by a library. Write it into a file, and give that after the store: "
+            f"function or by a library. Write it into a file, and give its path and name after the store: "
             f"path/to/script.py:{name or 'NAME'}"
         )
     module_name, _, name = header.origin.rpartition(":")
@@ -148,8 +148,8 @@ def recorded(header: PlanCreated) -> str:
         return header.origin
     script = clean(Path(header.folder, module_name))
     raise UsageError(
-        f"this plan was made by {script}, which is not in this folder; if you trust it, give its path after the "
-        f"store: {script}:{clean(name)}"
+        f"this plan was made by {script}, which is not in this folder; if you trust this script, give its path after "
+        f"the store: {script}:{clean(name)}"
     )
 
 

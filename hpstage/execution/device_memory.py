@@ -11,7 +11,7 @@ import sys
 
 
 def reset_peak() -> None:
-    """Reset the peak to what is allocated now."""
+    """Reset the peak to the bytes allocated now."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         for device in range(torch.cuda.device_count()):

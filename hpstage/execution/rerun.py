@@ -180,8 +180,8 @@ class Reruns:
         self._leave()
 
     def _add(self, flight: Flight, metrics: Metrics | None, *, fork: Boundary | None, at_end: bool = False) -> None:
-        """Queue the steps since a fork for retraining and, at the end of the chain, those since the state that was
-        taken."""
+        """Queue steps for retraining: those since a fork, and at the end of a chain those since the state taken on its
+        way."""
         began = time.perf_counter()
         begin = flight.chain.stages[0].start
         within = at_end and flight.step - begin <= self._most()  # retrain all of its steps

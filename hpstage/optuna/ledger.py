@@ -178,8 +178,8 @@ class Ledger:
         return Trial(self.study, self._create(user_attrs=dict(attrs)))
 
     def own(self, storage_id: int, attrs: Mapping[str, Any]) -> FrozenTrial:
-        """Set attributes of a queued trial that this process has set running, and return the trial. Attributes of
-        hpstage and values that were copied to it from another trial are removed."""
+        """Take over a queued trial that this process has set to running: set these attributes, and remove hpstage's
+        attributes and intermediate values that were copied from a retried trial. Return the trial."""
         brought = self.trial(storage_id)
         steps = list(brought.intermediate_values)  # of a retried trial that inherits them
         self.drop(storage_id, [name for name in brought.user_attrs if name.startswith("hpstage:")], steps)

@@ -101,7 +101,7 @@ def _reached(plan: SearchPlan, fact: StateReached) -> None:
 
 def _lost(plan: SearchPlan, fact: StateLost) -> None:
     if fact.step not in _node(plan, fact.node).states:
-        raise InternalError(f"state {fact.step} of node {fact.node} was lost but never kept")
+        raise InternalError(f"state {fact.step} of node {fact.node} was lost but never saved")
 
 
 def _on_node(

@@ -195,7 +195,7 @@ class ChainEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerJoined(msgspec.Struct, frozen=True, tag=True):
-    """A worker is ready for a chain; if it trains several chains side by side, one of its slots is."""
+    """A worker is ready for a chain, or one slot of a worker that trains several chains side by side."""
 
     worker: WorkerId
     at: float

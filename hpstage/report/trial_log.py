@@ -85,8 +85,8 @@ def joined(logs: list[StageLog]) -> TrialLog:
 
 
 def log_keys(plan: SearchPlan, trial: PlannedTrial) -> Iterator[StateKey]:
-    """Yield the keys under which logs of a trial's stages may exist: the keys of its states, and the keys of states
-    that were not reached since their last step failed or ended training."""
+    """Yield the keys under which logs of a trial's stages may exist: the keys of its states, and those of states
+    that were not reached because the step before them failed or ended training."""
     broken_off = broken_off_steps(plan)
     for node, start, stop in trial.path_to(trial.requested + 1):
         steps = {step for step in node.states if start < step <= min(stop, trial.requested)}

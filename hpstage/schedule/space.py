@@ -151,7 +151,9 @@ def _called(space: Space, trial: Any, catch: tuple[type[Exception], ...]) -> obj
 
 def _length(value: object) -> int:
     if isinstance(value, Schedule | Plateau):
-        raise ScheduleError("this name is for the trial's length, a whole number; give the hyperparameter another")
+        raise ScheduleError(
+            "this name is reserved for the trial's length, a whole number; give the hyperparameter another name"
+        )
     return count("the trial's length", value, least=1)
 
 

@@ -159,7 +159,7 @@ class Demands:
         yield max(0.0, seconds), [(beyond, tail, at)] if beyond > 0.0 else []
 
     def _along(self, branch: Branch, step: int, seconds: float) -> _Path:
-        """Yield the events of a branch that is trained from a source on it."""
+        """Yield the events of training a branch from its source at ``step``."""
         limit = self.tree.limit(branch, step)
         for wanted in branch.wanted.between(step, limit, (True, False)):
             seconds += (wanted.step - step) * branch.cost

@@ -62,7 +62,7 @@ class Observed:
             )
         if metric.startswith("hpstage:") or metric in self.noisy:
             raise UsageError(
-                f"{who}: {metric!r} measures the machine as well as the model, so that another run would decide "
+                f"{who}: {metric!r} measures the machine as well as the model, so another run would decide "
                 f"differently; give s.plateau(metric=...) a metric of the model alone"
             )
         default: Mode = "max" if self.rising.get(metric, False) else "min"

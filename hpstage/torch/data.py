@@ -22,8 +22,8 @@ logger = logging.getLogger("hpstage")
 
 
 class Batches(PlainBatches):
-    """The batches of a map-style data set, on a device. Whether this process makes them or others load ahead does not
-    show in the bits.
+    """The batches of a map-style data set, on a device. Their bits are the same if this process makes them and if
+    others load them ahead.
 
     Args:
         source: the data set and its settings. With torch's ``default_collate``, this process makes a batch of a

@@ -41,7 +41,7 @@ def limits(trainer: str, stated: Mapping[str, Any]) -> str:
 
 
 def no_end(name: str, remedy: str) -> UsageError:
-    """Return the error for code that reads the attribute ``name`` of a trainer whose arguments state no end."""
+    """Return the error for code that reads ``trainer.{name}`` although no argument states the end of training."""
     return UsageError(
         f"your code reads trainer.{name}, but no argument of this trainer states the length of training. State it, "
         f"{remedy}, or let the space describe how the rate changes (s.onecycle, s.cosine, s.linear), so that trials of "

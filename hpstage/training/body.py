@@ -106,7 +106,7 @@ class Body:
             raise error
 
     def in_its_thread(self, errand: Callable[[], _T]) -> _T:
-        """Call ``errand`` in the function's thread, which alone sees its torch modes and context variables."""
+        """Call ``errand`` in the training function's thread, where its torch modes and context variables are active."""
         return errand() if self.ended else self.run._baton.send(errand)
 
     def variables(self) -> Iterator[tuple[str, Slot]]:

@@ -211,7 +211,7 @@ class Run:
         if self._order is None:
             self._order = SampleOrder(population)
         if population != (self._population or population):
-            raise UsageError(f"run.indices() was given {self._population} samples before and {population} now")
+            raise UsageError(f"run.indices() was first given {self._population} samples, and now {population}")
         self._population = population
         taken = self._order.take(seed_of(self.hp), self._samples, batch_size)
         self._samples += batch_size

@@ -44,7 +44,7 @@ class Block(nn.Module):
 
 
 def wide_resnet(depth: int, width: int, base: int = 16, classes: int = 10) -> nn.Module:
-    """Return a WideResNet of 6n + 4 layers. Its groups have ``width * base`` channels, and 2 and 4 times as many."""
+    """Return a WideResNet of 6n + 4 layers. Its groups have 1, 2 and 4 times ``width * base`` channels."""
     if depth % 6 != 4 or depth < 10:
         raise ValueError(f"depth is {depth}; it must be 6n + 4: 10, 16, 22, 28, 40")
     layers: list[nn.Module] = [nn.Conv2d(3, base, 3, padding=1, bias=False)]

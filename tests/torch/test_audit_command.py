@@ -204,7 +204,7 @@ def test_audit_imports_a_script_named_by_the_store_only_from_the_current_folder(
     monkeypatch.chdir(tmp_path)
     found = run("audit", str(run_script.parent / "store"), "--trial", "1")
     assert found.exit_code == 2, found.output
-    assert "if you trust it" in found.output
+    assert "if you trust this script" in found.output
     assert "this was run" not in found.output
 
 

@@ -324,7 +324,7 @@ def takes_too_little(run: Run) -> None:
         (reports_without_a_name, r"run.report\(\) takes metrics by name.*run.report\(accuracy=0.9\)"),
         (loops_twice, "looped over twice"),
         (zips, r"for batch in run.batches\(...\) is itself a loop over steps, in which run.step is the step"),
-        (takes_other_data, "10 samples before and 11 now"),
+        (takes_other_data, "10 samples, and now 11"),
         (takes_too_little, "batch size is 0"),
     ],
 )

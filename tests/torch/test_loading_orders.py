@@ -230,7 +230,7 @@ def test_a_function_with_a_missing_batch_size_or_two_data_sets_is_refused() -> N
     values = {"lr": 0.1, "momentum": 0.9}
     for function, message in (
         (sizeless, "the batch size is None"),
-        (of_two, "30 samples in an epoch before, and with 10"),
+        (of_two, "30 samples in an epoch, and now with 10"),
     ):
         trainable = as_trainable(function)
         trainable.setup(values)

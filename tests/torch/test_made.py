@@ -142,7 +142,9 @@ def test_a_malformed_state_is_refused(plain: Any) -> None:
 
 def test_the_error_for_a_malformed_state_names_its_malformed_part() -> None:
     for plain in (("tuple", [("unknown",)]), ("list", 0, [("tuple", [("unknown",)])], None)):
-        with pytest.raises(StateError, match=r"^the state holds a 'unknown', which this hpstage does not know"):
+        with pytest.raises(
+            StateError, match=r"^the state holds a 'unknown', which this version of hpstage does not know"
+        ):
             decoded(plain)
 
 
@@ -151,7 +153,7 @@ def test_a_state_that_names_a_missing_attribute_of_torch_imports_no_module(tag: 
     lazy = [name for name in ("_inductor", "onnx", "_export") if f"torch.{name}" not in sys.modules]
     before = set(sys.modules)
     for name in lazy or ["nn"]:
-        with pytest.raises(StateError, match=r"that this torch does not know|which this torch does not know"):
+        with pytest.raises(StateError, match=r"this version of torch does not know"):
             decoded((tag, name))
     assert set(sys.modules) == before
 

@@ -78,8 +78,8 @@ class ChainClosed(Record, frozen=True, tag=True):
 
 
 class ChainLost(Record, frozen=True, tag=True):
-    """Training after a chain's last reported boundary is discarded, since the chain ended within a stage
-    (:class:`ChainEnded`) or its worker left (:class:`WorkerLeft`); ``outcome`` and ``message`` are theirs.
+    """Training after a chain's last reported boundary is discarded, since the chain ended between two
+    boundaries (:class:`ChainEnded`) or its worker left (:class:`WorkerLeft`); ``outcome`` and ``message`` are theirs.
 
     ``node`` and ``step``: where the chain ended; after a worker's death, its last checkpoint, where training begins
     again. ``steps``: the number of discarded steps, 0 after a death. ``seconds``: the sum over all ``workers``.

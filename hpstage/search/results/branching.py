@@ -120,8 +120,8 @@ def check_names(planned: PlannedTrial, own: Mapping[str, Schedule], names: Mappi
             )
         if name not in own and name in ("seed", "batch_size"):  # a default cannot state the value that training used
             raise UsageError(
-                f"trial {planned.id} was trained without the hyperparameter {name!r}, and its branches cannot change "
-                f"it; train it with {name!r} among its hyperparameters, and branch that"
+                f"trial {planned.id} was trained without the hyperparameter {name!r}, so its branches cannot change "
+                f"{name!r}; train a trial that has it, and branch that trial"
             )
         if name not in own:
             near = nearest(name, own)

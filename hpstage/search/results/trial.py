@@ -303,7 +303,9 @@ class TrainedTrial:
         metrics = self.metrics
         if step is None:
             if not metrics:
-                raise UsageError(f"trial {self.id} has not been evaluated yet; give a step that is kept: {self.kept}")
+                raise UsageError(
+                    f"trial {self.id} has not been evaluated yet; give the step of a saved state: {self.kept}"
+                )
             return max(metrics)
         search = self._search()
         found = best_state(self.planned, search)

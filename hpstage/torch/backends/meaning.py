@@ -215,8 +215,8 @@ class _UndoneSteps:
 
 
 def _how_far_apart(steps: _UndoneSteps, backend: StepBackend, train: Callable[[Any], Any]) -> _Apart | None:
-    """Compare a step by ``train`` with an eager one. Return ``None`` if ``train`` fails, or if the eager loss is not
-    finite."""
+    """Return the comparison of a step by ``train`` with an eager step; ``None`` if ``train`` fails, or if the eager
+    loss is not finite."""
     try:
         found, _ = steps.after(train)
     except (Exception, NotDeparting):

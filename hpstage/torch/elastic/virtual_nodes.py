@@ -45,7 +45,7 @@ class _Slot:
         if now is None or (now.shape, now.dtype) != (self.start.shape, self.start.dtype):
             raise UsageError(
                 f"the buffer {self.name} is no longer a tensor of shape {tuple(self.start.shape)} and "
-                f"{self.start.dtype}, so that virtual nodes cannot be averaged: keep the shape and dtype of buffers"
+                f"{self.start.dtype}, so it cannot be averaged over virtual nodes: keep the shape and dtype of buffers"
             )
         return now.detach().clone()
 
@@ -169,7 +169,7 @@ def cut(batch: Any, parts: int, count: int | None = None) -> list[Any]:
         tensors = (leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim())
         count = next(map(len, tensors), None)
     if count is None:
-        raise UsageError("the batch holds no tensor with a dimension, so that virtual nodes cannot share it")
+        raise UsageError("virtual nodes cannot share the batch, since none of its tensors has a dimension")
     if count % parts:
         raise UsageError(
             f"a batch of {count} samples cannot be cut into {parts} virtual nodes: let each batch have a multiple of "
@@ -184,8 +184,8 @@ def _part(value: Any, rows: slice, count: int, path: str) -> Any:
     if isinstance(value, Tensor):
         if not value.dim() or len(value) != count:
             raise UsageError(
-                f"{path} is a tensor of shape {tuple(value.shape)} in a batch of {count} samples, so that virtual "
-                f"nodes cannot share it: let each tensor of a batch have its samples in the first dimension, and keep "
+                f"virtual nodes cannot share {path}, a tensor of shape {tuple(value.shape)} in a batch of {count} "
+                f"samples: let each tensor of a batch have its samples in the first dimension, and keep "
                 f"what is the same for all batches on the trainable or in the model"
             )
         return value[rows]

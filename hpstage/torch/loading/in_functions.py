@@ -148,8 +148,8 @@ def _opened(run: Run, data: Any, batch_size: int | None, num_workers: int, befor
         population = batches.cut.population
         if run._population not in (None, population):
             raise UsageError(
-                f"run.batches() was given data with {run._population} samples in an epoch before, and with "
-                f"{population} now. A run has one position in its data: give it batches of only one data set"
+                f"run.batches() was first given data with {run._population} samples in an epoch, and now with "
+                f"{population}. A run has one position in its data: give it batches of only one data set"
             )
         run._population = population
     loader = Loader(batches, dict(run._initial), batch_size if batch_size is not None else batches.batch_size)

@@ -144,7 +144,7 @@ class Cut:
         if size > self.population:
             raise UsageError(
                 f"the batch size is {size}, an epoch has {self.population} samples, and the DataLoader has "
-                f"drop_last=True, so that every batch is dropped: lower the batch size, or set drop_last=False"
+                f"drop_last=True, so every batch is dropped: lower the batch size, or set drop_last=False"
             )
         return position + left, size
 

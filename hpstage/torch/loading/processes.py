@@ -415,8 +415,8 @@ class _Sent:
         return next((record for record in self._then if record.kind is not CACHE and record.changed()), None)
 
     def is_still(self, other: _Sent, *, same_objects: bool) -> bool:
-        """Return whether the values are the same now, and those of ``other``, which are known to be of the same objects
-        or not."""
+        """Return whether the values are the same now, and equal those of ``other``. ``same_objects``: whether both are
+        known to hold the same objects."""
         return self.changed() is None and (same_objects or self._content() == other._content())
 
     def _content(self) -> dict[str, object]:

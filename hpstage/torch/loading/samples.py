@@ -69,8 +69,8 @@ class Samples:
     def load(self, seed: int, start: int, indices: Indices, is_wanted: Callable[[], bool] | None = None) -> Any:
         """Return the batch of the samples at ``indices``; the first of them has the position ``start``.
 
-        It seeds the global generators; the caller restores them (``torch/data.py``). If ``is_wanted``, which is called before each sample,
-        returns ``False``, the result is ``None``.
+        It seeds the global generators; the caller restores them (``torch/data.py``). If ``is_wanted``, which is called
+        before each sample, returns ``False``, the result is ``None``.
         """
         samples = self.made(seed, start, indices.tolist(), is_wanted)
         if samples is None:

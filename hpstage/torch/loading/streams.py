@@ -75,14 +75,14 @@ class StreamBatches(PlainBatches):
             )
         if _has_shuffle_buffer(getattr(data, "_ex_iterable", None)):
             raise UsageError(
-                f"{name} has a shuffle buffer, which its state_dict() leaves out, so that a fork would continue with "
+                f"{name} has a shuffle buffer, which its state_dict() leaves out, so a fork would continue with "
                 f"other samples. Shuffle the data before they become a stream, "
                 f"dataset.shuffle(seed=0).to_iterable_dataset(), or leave them map-style"
             )
         if num_workers:
             raise UsageError(
                 f"{name} is a stream and num_workers is {num_workers}: each process would read a part of the stream, "
-                f"and its position would not be in any state. Set num_workers = 0, or make the data map-style"
+                f"and no state would hold the processes' positions. Set num_workers = 0, or make the data map-style"
             )
         self.dataset = data
         self._collate = collate or default_collate
@@ -127,7 +127,7 @@ class StreamBatches(PlainBatches):
             if self._end == "dropped" and began_empty:
                 raise UsageError(
                     f"the batch size is {size}, {type(self.dataset).__name__} ended after {len(samples)} samples, and "
-                    f"the DataLoader has drop_last=True, so that every batch is dropped: lower the batch size, or set "
+                    f"the DataLoader has drop_last=True, so every batch is dropped: lower the batch size, or set "
                     f"drop_last=False"
                 )
             if self._end == "dropped":

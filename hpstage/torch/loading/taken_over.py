@@ -20,7 +20,7 @@ logger = logging.getLogger("hpstage")
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The processes that load, by torch's parameters of a DataLoader. They do not show in the bits.
+    """The processes that load, by torch's parameters of a DataLoader. Batches have the same bits with any of them.
 
     Attributes:
         count: ``num_workers``; 0: this process loads.
@@ -136,7 +136,7 @@ def of_loader(loader: DataLoader[Any], workers: Workers) -> Source:
     if loader.batch_size is None:
         if loader.batch_sampler is None:
             raise UsageError(
-                "the DataLoader has batch_size=None, so that the data set makes whole batches. Let the data set make "
+                "the DataLoader has batch_size=None, so the data set makes whole batches. Let the data set make "
                 "samples, and give the DataLoader a batch_size"
             )
         raise UsageError(

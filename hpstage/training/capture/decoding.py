@@ -185,7 +185,7 @@ class Decoder:
                 return made
             make: Callable[..., Any] | None = getattr(self, f"_make_{name}", None)
             if make is None:
-                raise StateError(f"the state holds a {tag!r}, which this hpstage does not know")
+                raise StateError(f"the state holds a {tag!r}, which this version of hpstage does not know")
             return make(*parts)
         except StateError:
             raise
@@ -219,7 +219,7 @@ class Decoder:
     def _make_constant(self, name: str) -> Any:
         found = vars(torch()).get(name)  # not getattr(): torch would import a module of that name
         if not isinstance(found, torch().layout | torch().memory_format):
-            raise StateError(f"the state names torch.{name}, which this torch does not know")
+            raise StateError(f"the state names torch.{name}, which this version of torch does not know")
         return found
 
     _make_numpy_dtype = staticmethod(dtype_of)
@@ -233,7 +233,7 @@ class Decoder:
     def _make_dtype(self, name: str) -> Any:
         found = vars(torch()).get(name)
         if not isinstance(found, torch().dtype):
-            raise StateError(f"the state names a dtype {name!r} that this torch does not know")
+            raise StateError(f"the state names a dtype {name!r} that this version of torch does not know")
         return found
 
     def _make_numpy_text(self, text: str | bytes) -> Any:
@@ -366,7 +366,7 @@ class Decoder:
         random = numpy().random
         kind = vars(random).get(name)
         if not isinstance(kind, type) or not issubclass(kind, random.BitGenerator) or kind is random.BitGenerator:
-            raise StateError(f"the state holds a bit generator {name!r} that this NumPy does not know")
+            raise StateError(f"the state holds a bit generator {name!r} that this version of NumPy does not know")
         entropy, key, size = sequence
         made = kind(random.SeedSequence(entropy, spawn_key=tuple(key), pool_size=size))
         RandomSource().write(made, content)

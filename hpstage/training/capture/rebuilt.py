@@ -41,7 +41,7 @@ def made_of(name: str, parts: list[Any], base: Survey) -> Any:
             raise StateError(f"the state holds a methodcaller of {method!r}, which this code does not name")
         return operator.methodcaller(method, *arguments, **dict(keywords))
     if name not in _KINDS:
-        raise StateError(f"the state holds a {name!r}, which this hpstage does not know")
+        raise StateError(f"the state holds a {name!r}, which this version of hpstage does not know")
     return _KINDS[name][2](*parts)
 
 

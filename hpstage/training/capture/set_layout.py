@@ -1,7 +1,7 @@
 """The hidden part of a set: where its members lie in its table, and where ``pop()`` looks next.
 
-The order in which a set is iterated, and in which it gives its members by ``pop()``, depends on all that has been in
-it. CPython keeps that in fields that no method shows (``Objects/setobject.c``).
+Iteration and ``pop()`` return the members of a set in an order that depends on all its earlier members. CPython holds
+this order in fields that no method returns (``Objects/setobject.c``).
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def empty(obj: Any, layout: Layout | None = None) -> None:
 
 
 def hash_is_fixed(item: Any) -> bool:
-    """Return whether a value has the same hash in all processes, so that the order of a set of such values is a
-    function of what has been in it."""
+    """Return whether a value has the same hash in all processes, so that the order of a set of such values depends only
+    on its present and earlier members."""
     kind = type(item)
     if kind is tuple or kind is frozenset:
         return all(map(hash_is_fixed, item))

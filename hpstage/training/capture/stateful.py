@@ -160,7 +160,7 @@ class File(Kind):
 
     def write(self, obj: Any, content: Any, skip: frozenset[str] = frozenset()) -> None:
         if not stands_only(obj, content, self.read(obj, skip)):
-            raise TypeError("it has been written to, closed, or read up to a position that is unknown")
+            raise TypeError("it has been written to, closed, or read up to an unknown position")
         obj.seek(content[0])
 
 

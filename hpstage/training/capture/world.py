@@ -355,7 +355,7 @@ class World:
             for record in guard.changed():
                 if not guard.put_back(record):
                     raise StateError(
-                        f"{what} has changed {unmarked(record.path)}, so that training would depend on when it is "
+                        f"{what} has changed {unmarked(record.path)}, so training would depend on when it is "
                         f"called: restore the old value there, or work on a copy; {excluding(record.path)}"
                     )
 

@@ -262,7 +262,7 @@ REFUSED: dict[str, tuple[Callable[[], Nodes], str]] = {
     "a parameter": (Clamping, r"Clamping.loss\(\) changes model.0.weight, which each of 4"),
     "a list": (Listing, r"self\.seen changes in training, and each of 4 virtual nodes would make its own changes"),
     "another model": (Teaching, r"self\.teacher\.\S+ changes in training, and each of 4 virtual nodes"),
-    "a batch's tensor": (Whole, r"batch\[2\] is a tensor of shape \(5,\) in a batch of 8 samples"),
+    "a batch's tensor": (Whole, r"cannot share batch\[2\], a tensor of shape \(5,\) in a batch of 8 samples"),
     "whole numbers": (Different, "the buffer count holds whole numbers, which virtual nodes have changed in different"),
 }
 
@@ -319,11 +319,11 @@ def test_nested_batches_are_split_among_virtual_nodes() -> None:
 @pytest.mark.parametrize(
     ("batch", "match"),
     [
-        ((torch.zeros(4), torch.zeros(())), r"batch\[1\] is a tensor of shape \(\)"),
+        ((torch.zeros(4), torch.zeros(())), r"cannot share batch\[1\], a tensor of shape \(\)"),
         ({"x": torch.zeros(4), "n": 5}, r"batch\['n'\] is a int"),
         ({"x": torch.zeros(4), "f": object()}, r"batch\['f'\] is a object"),
         (torch.zeros(6), "a batch of 6 samples cannot be cut into 4"),
-        ([1, 2], "holds no tensor"),
+        ([1, 2], "none of its tensors has a dimension"),
     ],
 )
 def test_batches_that_virtual_nodes_cannot_split_are_refused_with_the_reason(batch: Any, match: str) -> None:
@@ -332,7 +332,7 @@ def test_batches_that_virtual_nodes_cannot_split_are_refused_with_the_reason(bat
 
 
 def test_a_tensor_whose_first_dimension_is_not_the_number_of_samples_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"batch is a tensor of shape \(4, 8\) in a batch of 8 samples"):
+    with pytest.raises(UsageError, match=r"cannot share batch, a tensor of shape \(4, 8\) in a batch of 8 samples"):
         cut(torch.zeros(4, 8), 4, 8)
 
 

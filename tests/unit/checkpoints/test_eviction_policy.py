@@ -271,7 +271,7 @@ def test_needed_states_are_kept_even_if_they_exceed_the_budget() -> None:
     ("states", "message"),
     [
         ([state("a"), state("a")], "twice"),
-        ([state("a", "b")], "a parent that is not kept"),
+        ([state("a", "b")], "a parent that is not saved"),
         ([state("a", "b"), state("b", "a")], "ancestors of themselves"),
     ],
 )

@@ -214,7 +214,7 @@ def test_training_a_run_with_a_plateau_again_finds_the_same_run(tmp_path: Path) 
             4,
             {"seed": 1},
             None,
-            "was trained without the hyperparameter 'seed', and its branches cannot change it; train",
+            "was trained without the hyperparameter 'seed', so its branches cannot change 'seed'; train a trial",
         ),
         (4, {"wdd": 0.1}, None, r"no hyperparameter 'wdd' \(did you mean 'wd'\?\); it has lr, wd$"),
         (4, {"lr": []}, None, "lr is an empty list"),

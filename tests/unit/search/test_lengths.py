@@ -177,7 +177,7 @@ class Unopened(hpstage.InlineExecutor):
         ({"lr": 1, "steps": 0}, "'steps': the trial's length is 0; it must be a whole number of steps, at least 1"),
         ({"lr": 1, "steps": 2.5}, "'steps': the trial's length is 2.5"),
         ({"lr": 1, "steps": True}, "'steps': the trial's length is True"),
-        ({"lr": 1, "steps": s.linear(3.0)}, "'steps': this name is for the trial's length"),
+        ({"lr": 1, "steps": s.linear(3.0)}, "'steps': this name is reserved for the trial's length"),
         ({"steps": 3}, "no hyperparameters"),
     ],
 )
