@@ -90,7 +90,7 @@ class CompilerFailed(ClusterError):
 
 
 class DeviceFull(ClusterError):
-    """A device had too little free memory for a step or an evaluation. More memory is free when it is tried again."""
+    """A device had too little free memory for a step or an evaluation. More memory is free at the retry."""
 
 
 class StoreError(HpstageError):

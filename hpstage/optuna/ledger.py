@@ -306,8 +306,8 @@ class Ledger:
 
     @contextmanager
     def noting(self, trial: Trial, noted: dict[str, None]) -> Iterator[None]:
-        """Add the names of the attributes that the space sets on the trial to ``noted``. Ignore the values that it
-        reports, with one warning."""
+        """Note the names of the attributes that the space sets on the trial in ``noted``. Values that the space reports
+        are ignored, with one warning."""
         storage = trial.storage
         trial.storage = _Noting(storage, noted, self)  # type: ignore[assignment]
         hidden = {"report": self._ignore_report, "should_prune": self._ignore_report}

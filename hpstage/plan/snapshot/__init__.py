@@ -35,7 +35,7 @@ class Unusable(StoreError):
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True):
-    """The origin of a snapshot: the records before a cursor of a journal."""
+    """What a snapshot is made from: the records of a journal before a cursor."""
 
     workload: str
     sharing: bool

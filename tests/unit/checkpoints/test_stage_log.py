@@ -46,7 +46,7 @@ def test_a_stage_log_of_another_state_or_workload_is_refused() -> None:
 
 def test_a_stage_log_whose_steps_and_values_differ_in_length_is_refused() -> None:
     content = msgspec.msgpack.encode({"start": 0, "stop": 1, "series": {"a": {"steps": [0], "values": []}}})
-    with pytest.raises(msgspec.ValidationError, match="1 steps and 0 values"):
+    with pytest.raises(msgspec.ValidationError, match="1 steps, but 0 values"):
         msgspec.msgpack.decode(content, type=StageLog)
 
 
