@@ -79,7 +79,7 @@ class Views:
         return [record for record in self._now if record.kind.name == "objects"]
 
     def _shared(self, value: object, own: dict[str, Any]) -> str | None:
-        """Return what else refers to the ``__dict__`` of an object: another object, or a path that leads to the dict."""
+        """Return what else refers to the ``__dict__`` of an object: another object, or a path to the dict."""
         _, owners = self._owners.get(id(own), (None, []))
         for owner in owners:
             if owner.obj is not value:
