@@ -60,9 +60,9 @@ class Spread:
     high: float
 
     def text(self, style: Callable[[float], str]) -> str:
-        if style(self.low) == style(self.high):
-            return style(self.median)
-        return f"{style(self.median)} ({style(self.low)} to {style(self.high)})"
+        # Sums of the same terms in another order differ in their last bits, which could decide a printed digit.
+        median, low, high = (style(round(value, 9)) for value in (self.median, self.low, self.high))
+        return median if low == high else f"{median} ({low} to {high})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,8 +434,7 @@ def _fleet(runs: Sequence[Rehearsal]) -> Fleet:
 
 
 def _spread(values: Iterable[float]) -> Spread:
-    # Two equal figures may be sums in other orders, and differ in their last bits, which could decide a printed digit.
-    found = [round(value, 9) for value in values]
+    found = list(values)
     return Spread(statistics.median(found), min(found), max(found))
 
 
