@@ -245,7 +245,7 @@ def test_microanneal_of_a_trunk_without_a_seed_is_refused_with_a_remedy_that_wor
     here: dict[str, Any] = {"executor": hpstage.InlineExecutor(), "store": tmp_path, "metric": "loss"}
     hp = {name: value for name, value in HP.items() if name != "seed"}
     given: dict[str, Any] = {"mixtures": {"x": {"high": 1}}, "control": "x", "at": 2, "steps": 1}
-    with pytest.raises(UsageError, match="train it with 'seed' among its hyperparameters, and branch that"):
+    with pytest.raises(UsageError, match="train a trial that has it, and branch that trial"):
         hpstage.train(Mixed(), hp, steps=2, **here).microanneal(**given)
     trunk = hpstage.train(Mixed(), {**hp, "seed": 0}, steps=2, **here)
     assert len(trunk.microanneal(**given, executor=here["executor"]).trials["x"]) == 3
