@@ -50,12 +50,12 @@ _BUSY = (
     "torch.utils.tensorboard",
     "optuna.importance",
     "optuna.integration",
+    "optuna.storages._rdb",
     "optuna.study._dataframe",
     "optuna.visualization",
 )
-"""Modules of these packages that are not imported: they start processes or threads, or load packages that may."""
-_OF_DRIVERS = "optuna.storages._rdb"
-"""This package is not imported either: only drivers use it, and it imports SQLAlchemy, a tenth of all imports."""
+"""Modules of these packages that are not imported: they start processes or threads, or load packages that may, or take
+long to import and have no use in training (SQLAlchemy: a tenth of all imports)."""
 _BUSY_WITH = {"hpstage.torch.skorch": "pyarrow", "hpstage.torch.transformers": "datasets"}
 """Modules whose import starts threads if the given package is installed, since the library that they adapt loads it."""
 _READ_BY_NO_IMPORT = frozenset(
@@ -372,5 +372,5 @@ def _imported() -> list[str]:
     """Return the modules that this process has imported and that are safe to import in the server."""
     shared = {package for package in _SHARED & sys.modules.keys() if not is_users(package)}
     found = [name for name in list(sys.modules) if name.partition(".")[0] in shared or name.startswith(_OURS)]
-    busy = (*_BUSY, _OF_DRIVERS, *(name for name, package in _BUSY_WITH.items() if find_spec(package)))
+    busy = (*_BUSY, *(name for name, package in _BUSY_WITH.items() if find_spec(package)))
     return [name for name in found if not name.startswith(busy)]

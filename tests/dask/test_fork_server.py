@@ -171,9 +171,9 @@ def test_a_fork_server_with_threads_or_cuda_refuses_to_fork(
     server.close()
 
 
-@pytest.mark.parametrize("name", ["optuna.study._dataframe", "optuna.importance"])
-def test_modules_that_import_pandas_or_scikit_learn_are_not_preloaded_in_the_fork_server(name: str) -> None:
-    """As after ``study.trials_dataframe()``: where pyarrow is installed, they start threads."""
+@pytest.mark.parametrize("name", ["optuna.study._dataframe", "optuna.importance", "optuna.storages._rdb.models"])
+def test_modules_that_import_pandas_scikit_learn_or_sqlalchemy_are_not_preloaded_in_the_fork_server(name: str) -> None:
+    """As after ``study.trials_dataframe()``: where pyarrow is installed, the first two start threads."""
     importlib.import_module(name)
     assert not [found for found in fork_server._imported() if found.startswith(name)]
 
