@@ -129,7 +129,7 @@ def _audited(
     header = read_header(open_journal(given[0], closing=closing, read_only=True))
     planned = (plan.best_trial(study) if trial is None else plan.trial(trial, study)).planned
     if not planned.answered:
-        raise UsageError(f"trial {clean(planned.id)} has no result yet; audit a trial that has one")
+        raise UsageError(f"trial {clean(planned.id)} has no result; audit a trial that has one")
     named = given[1] if len(given) == 2 else recorded(header)
     segment = whole(planned)
     found = _trained(named, segment, plan.checkpoints, header.described, header.loaded, closing)

@@ -103,7 +103,7 @@ def training_error(failure: UserFailure) -> TrainingError:
     around Optuna's ``study.optimize``, or of :class:`UsageError`. Its cause is the user's exception if that was raised
     in this process.
     """
-    why = "no trial can be trained" if is_misuse(failure) else "a trial failed and `catch` does not name its exception"
+    why = "no trial can be trained" if is_misuse(failure) else "a trial failed"
     error = _error_of(f"{why}: {failure.summary}\n{failure.traceback}", failure.kinds)
     error.__cause__ = (causes or {}).get(failure)
     return error

@@ -15,14 +15,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import hpstage
 from hpstage.checking import certificate as certificates
 from hpstage.checkpoints import FolderCheckpoints
 from hpstage.cli.app import app
-from hpstage.errors import UsageError
+from hpstage.errors import TrainingError, UsageError
 from hpstage.execution.retraining import retrain
 from hpstage.execution.untrained import UntrainedFork
 from hpstage.plan.log import read_header
 from hpstage.store import SQLiteJournal
+from hpstage.testing.toys import Failing
 from hpstage.training.trainables import as_trainable
 from tests.torch.test_retraining import searched
 from tests.torch.trainables import Small
@@ -233,8 +235,11 @@ def test_an_interrupted_audit_exits_with_status_130_and_a_message(run_script: Pa
 
 def test_audit_exits_with_status_2_and_the_reason_if_its_arguments_are_wrong(tmp_path: Path) -> None:
     searched(Small(), tmp_path / "store")
-    store = str(tmp_path / "store")
+    store, failed = str(tmp_path / "store"), str(tmp_path / "failed")
+    with pytest.raises(TrainingError):
+        hpstage.train(Failing(), {"a": 7}, steps=2, metric="score", store=failed, executor=hpstage.InlineExecutor())
     for words, match in (
+        ([failed, "--trial", "0"], "trial runs/0 has no result; audit a trial that has one"),
         ([store, "--trial", "77"], "no trial 'small/77'"),
         ([str(tmp_path / "none")], "there is no plan in"),
         ([store, "a.py:A", "b.py:B"], "one argument too many"),

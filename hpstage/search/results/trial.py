@@ -303,14 +303,12 @@ class TrainedTrial:
         metrics = self.metrics
         if step is None:
             if not metrics:
-                raise UsageError(
-                    f"trial {self.id} has not been evaluated yet; give the step of a saved state: {self.kept}"
-                )
+                raise UsageError(f"trial {self.id} has no metrics; give the step of a saved state: {self.kept}")
             return max(metrics)
         search = self._search()
         found = best_state(self.planned, search)
         if found is None:
-            raise UsageError(f"trial {self.id} has no value of {search.metric[0]!r} yet")
+            raise UsageError(f"trial {self.id} has no value of {search.metric[0]!r}")
         return found[1]
 
     def checkpoint(self, step: Step = None) -> str:

@@ -114,8 +114,13 @@ def test_a_failed_run_raises_the_error_and_is_trained_again_by_the_next_call(tmp
                 raise ZeroDivisionError("the user's own error")
             Tape.train(self, step, hp)
 
-    with pytest.raises(TrainingError, match="the user's own error"):
+    with pytest.raises(TrainingError, match=r"^a trial failed: .*the user's own error"):
         train(tmp_path, trainable=Repaired(), checkpoint_every=2)
+    failed = hpstage.open(tmp_path).trial("runs/0")
+    with pytest.raises(UsageError, match=r"^trial runs/0 has no metrics; give the step of a saved state: \[2, 4"):
+        failed.step()
+    with pytest.raises(UsageError, match=r"^trial runs/0 has no value of 'score'$"):
+        failed.step("best")
     Repaired.fails = False
     run = train(tmp_path, trainable=Repaired())
     assert run.id == "runs/1"
