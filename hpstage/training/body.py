@@ -226,9 +226,12 @@ class Body:
                 yield frame
 
     def _stack(self) -> Iterator[FrameType]:
-        if self.ended:
-            return  # another thread may have its identifier
-        frame = sys._current_frames().get(self._thread.ident or 0)
+        if not self._thread.is_alive():
+            return
+        # Not sys._current_frames(): it looks at all threads, and a process with threads of JAX was once found waiting
+        # in that line forever.
+        own = threading.current_thread() is self._thread
+        frame = sys._getframe() if own else self.run._baton.paused_in
         while frame is not None:
             yield frame
             frame = frame.f_back

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from types import FrameType
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -25,15 +27,21 @@ class Baton:
         self._errand: Callable[[], object] | None = None
         self.abandoned = False
         self.away = False  # held by the function
+        self.paused_in: FrameType | None = None
+        """The innermost frame of the function's thread while it pauses."""
 
     def give_back(self) -> None:
         """Pause until the baton is handed over again, running errands until then. Called by the function."""
-        while not self.abandoned:
-            self._engine.release()
-            self._function.acquire()
-            if self._errand is None:
-                break
-            self._errand()
+        self.paused_in = sys._getframe()
+        try:
+            while not self.abandoned:
+                self._engine.release()
+                self._function.acquire()
+                if self._errand is None:
+                    break
+                self._errand()
+        finally:
+            self.paused_in = None  # it leads to this frame again
         if self.abandoned:
             raise Abandoned
 

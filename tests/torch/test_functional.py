@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import gc
+import sys
 import threading
 import traceback
 from contextlib import nullcontext
@@ -465,3 +466,33 @@ assert first(1) == first(1) != first(2)
         [sys.executable, "-c", script], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_training_function_is_followed_without_looking_at_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``sys._current_frames()`` looks at all threads of the process, and has waited for some of JAX's forever."""
+
+    def refuse() -> Any:
+        raise AssertionError("it looks at all threads")
+
+    monkeypatch.setattr(sys, "_current_frames", refuse)
+
+    def function(run: Run) -> None:
+        total = 0.0
+        run.attach()
+        for _ in run.steps():
+            total += float(run.hp["lr"])  # type: ignore[arg-type]
+            if run.wants_report:
+                run.report(total=total)
+
+    study = optuna.create_study(sampler=optuna.samplers.GridSampler({"drop": [2, 4]}))
+    result = hpstage.optimize(
+        study,
+        function,
+        lambda trial: {"lr": hpstage.schedule.multistep(1.0, [trial.suggest_categorical("drop", [2, 4])], gamma=0.5)},
+        metric="total",
+        steps=6,
+        executor=hpstage.InlineExecutor(),
+        store=MemoryJournal(),
+    )
+    assert {trial.params["drop"]: trial.value for trial in study.trials} == {2: 4.0, 4: 5.0}
+    assert result.savings.steps_trained == 4 + 4 + 2
