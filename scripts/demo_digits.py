@@ -214,11 +214,11 @@ def rows(figures: dict[str, Any]) -> list[list[str]]:
         ["evaluated states with bit-identical metrics and weights", f"all {figures['states_compared']}"],
         ["makespan / lower bound", f"{figures['makespan_over_bound']:.3f}"],
         [
-            "worker-seconds / (without sharing / cost-weighted merge rate)",
+            "worker-seconds / (those without sharing / cost-weighted merge rate)",
             f"{figures['worker_seconds_over_ideal']:.3f}",
         ],
         [
-            "makespan, stage tree / without sharing",
+            "makespan with / without sharing",
             f"{figures['makespan']:.0f} s / {figures['makespan_unshared']:.0f} s",
         ],
     ]
@@ -290,17 +290,17 @@ def compare(folder: Path, options: argparse.Namespace, client: Client | None) ->
     if options.compare:
         alone = phase(folder, options, client, sharing=False)
         figures |= compared(ours, alone)
-        print(f"\n{'':<19} {'stage tree':>12} {'alone':>12}")
+        print(f"\n{'':<19} {'stage tree':>12} {'without sharing':>16}")
         for name, key, style in (
             ("steps trained", "steps_trained", ",d"),
             ("worker-seconds", "worker_seconds", ",.1f"),
             ("makespan, s", "makespan", ",.1f"),
             ("best accuracy", "best_value", ".4f"),
         ):
-            print(f"{name:<19} {ours[key]:>12{style}} {alone[key]:>12{style}}")
+            print(f"{name:<19} {ours[key]:>12{style}} {alone[key]:>16{style}}")
         if ours["wall"] is None or alone["wall"] is None:
             print("interrupted searches count from their beginning, without the pauses between their calls")
-        print(f"worker-seconds / (alone / cost-weighted merge rate) = {figures['worker_seconds_over_ideal']:.3f}")
+        print(f"worker-seconds / (those without sharing / cost-weighted merge rate) = {figures['worker_seconds_over_ideal']:.3f}")
         verdict = "equal bit for bit" if figures["metrics_equal"] else "NOT EQUAL"
         print(f"metrics and weights of all {figures['states_compared']} evaluated states: {verdict}")
         failed = not figures["metrics_equal"] or ours["steps_trained"] != ours["steps_unique"]

@@ -1,7 +1,7 @@
 """Writes the figures of record into README.md and the book.
 
     python scripts/figures.py       write those of notebooks/recorded/figures.json into the pages
-    python scripts/figures.py demo "makespan, stage tree / alone" "12 s / 40 s" --command "./scripts/demo --compare"
+    python scripts/figures.py demo "makespan with / without sharing" "12 s / 40 s" --command "./scripts/demo --compare"
 
 Scripts that measure write their figures into that file themselves (``--record``); the second command is for the
 others. A page has a whole table, or one cell of it, between marks::

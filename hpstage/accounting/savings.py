@@ -156,12 +156,12 @@ class Savings:
         if self.paid_seconds:
             at = [name for name, _ in rows].index("busy worker time") + 1
             rows.insert(at, ("allocated worker time", allocated_time(self.paid_seconds, self.worker_seconds)))
+        if self.fused_seconds:
+            rows.insert(-2, ("saved by fusing siblings", duration(self.fused_seconds)))
         if self.audit_seconds:
             rows.insert(-2, ("audited", audited(self.audited_share, self.audit_differences, self.audit_seconds)))
         if self.exchange_seconds:
-            rows.insert(-2, ("lost by exchange", duration(self.exchange_seconds)))
-        if self.fused_seconds:
-            rows.insert(-2, ("of this by fusing siblings", duration(self.fused_seconds)))
+            rows.insert(-2, ("exchange of workers", duration(self.exchange_seconds)))
         if skipped := skipped_work(self.frozen_batches, self.frozen_skipped, self.frozen_seconds):
             rows.insert(-2, ("frozen layers skipped", skipped))
         if self.failed:

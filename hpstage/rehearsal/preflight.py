@@ -149,7 +149,7 @@ class Preflight:
                 ("saved", self.saved_seconds.text(worker_hours)),
             ]
             if self.fused_seconds.high:
-                rows.append(("of this by fusing", self.fused_seconds.text(worker_hours)))
+                rows.append(("saved by fusing siblings", self.fused_seconds.text(worker_hours)))
         rows += [
             ("checkpoints kept", self._checkpoints(self.checkpoints)),
             ("needed at most", self._checkpoints(self.checkpoints_needed)),

@@ -238,7 +238,7 @@ def test_preflight_counts_stacked_training_of_siblings_with_its_step_times() -> 
     assert (fused.worker_seconds.median, fused.fused_seconds.median) == (400.0, 400.0)
     assert fused.fleets[0].makespan.median == pytest.approx(400.0)
     assert fused.fleets[0].lower_bound.median == pytest.approx(400.0)
-    assert "of this by fusing" in str(fused) and "of this by fusing" not in str(alone)
+    assert "saved by fusing siblings" in str(fused) and "saved by fusing siblings" not in str(alone)
 
 
 def test_preflight_lets_idle_workers_train_one_trial_together():
