@@ -300,7 +300,8 @@ def compare(folder: Path, options: argparse.Namespace, client: Client | None) ->
             print(f"{name:<19} {ours[key]:>12{style}} {alone[key]:>16{style}}")
         if ours["wall"] is None or alone["wall"] is None:
             print("interrupted searches count from their beginning, without the pauses between their calls")
-        print(f"worker-seconds / (those without sharing / cost-weighted merge rate) = {figures['worker_seconds_over_ideal']:.3f}")
+        ratio = figures["worker_seconds_over_ideal"]
+        print(f"worker-seconds / (those without sharing / cost-weighted merge rate) = {ratio:.3f}")
         verdict = "equal bit for bit" if figures["metrics_equal"] else "NOT EQUAL"
         print(f"metrics and weights of all {figures['states_compared']} evaluated states: {verdict}")
         failed = not figures["metrics_equal"] or ours["steps_trained"] != ours["steps_unique"]

@@ -156,7 +156,7 @@ def steps(found: Causes) -> Iterator[Step]:
         Step("loading, if all from disk", found.from_disk),
         Step("live states instead of disk", -found.live),
         Step("saving", found.save),
-        Step("thrown away", found.wasted),
+        Step("discarded", found.wasted),
         Step("trained again", found.again),
         Step("trained without a result", found.unanswered),
         Step("measured instead of mean times", found.estimates),

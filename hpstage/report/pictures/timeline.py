@@ -26,9 +26,9 @@ from hpstage.plan.messages import host_of
 from hpstage.report.names import plain, worker_names, workers_in_order
 from hpstage.report.pictures import style
 
-TRAIN, EVALUATE, LOAD, SAVE, WASTED, FAILED = "train", "evaluate", "load", "save", "thrown away", "failed"
+TRAIN, EVALUATE, LOAD, SAVE, WASTED, FAILED = "train", "evaluate", "load", "save", "discarded", "failed"
 ACTIVITIES = (TRAIN, EVALUATE, LOAD, SAVE, WASTED, FAILED)
-"""``thrown away``: training that was lost with its worker, or stopped. ``failed``: training in which the user's code
+"""``discarded``: training that was lost with its worker, or stopped. ``failed``: training in which the user's code
 raised."""
 
 MOST_BARS = 4000

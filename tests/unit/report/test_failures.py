@@ -123,7 +123,7 @@ def test_the_timeline_labels_training_before_an_exception_as_failed_and_not_as_t
         catch=(ArithmeticError,),
     )
     said = {text.get_text() for text in draw_timeline(open_book(journal)).findobj(lambda x: hasattr(x, "get_text"))}
-    assert {"failed", "your code raised"} <= said and "thrown away" not in said
+    assert {"failed", "your code raised"} <= said and "discarded" not in said
 
 
 def test_trials_whose_metric_is_nan_are_named_among_the_failures(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_timeline_bars_are_in_the_order_of_the_work_and_end_at_the_time_of_their
         ("train", 3.5, 7.5),
         ("evaluate", 7.5, 9.5),
         ("save", 9.5, 10.0),
-        ("thrown away", 10.5, 12.0),
+        ("discarded", 10.5, 12.0),
     ]
 
 
@@ -122,7 +122,7 @@ def test_the_timeline_shows_how_busy_each_worker_was(searched: tuple[hpstage.Res
         busy = sum(bar.seconds for bar in drawn if bar.worker == worker)
         (share,) = {text.split()[-1] for text in said if text.startswith(f"{worker} ")}
         assert float(share.rstrip("%")) == pytest.approx(100 * busy / span, abs=0.5 + 1e-6)  # rounded
-    assert {"train", "evaluate", "load", "save", "idle"} <= set(said) and "thrown away" not in said
+    assert {"train", "evaluate", "load", "save", "idle"} <= set(said) and "discarded" not in said
     assert any(text.startswith("3 workers, busy ") for text in said)
 
 

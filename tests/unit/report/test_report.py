@@ -547,7 +547,7 @@ def test_seconds_lost_with_a_killed_worker_are_shown_as_thrown_away_in_the_repor
     run.run([trial(i, {"a": s.constant(i + 1)}, 8) for i in range(2)], [8, 8])
     page = Page(write_report(tmp_path, run.journal))
     check_balance(tmp_path)
-    assert page.row("thrown away")[0] == "1.5 s"
+    assert page.row("discarded")[0] == "1.5 s"
     assert [row["outcome"] for row in read(tmp_path / "workers.csv")].count("died") == 1
 
 
