@@ -1,10 +1,11 @@
 """hpstage speaks its field's words: those of Optuna, PyTorch, Dask and the papers, one for each meaning.
 
-Sources, scripts, tests and pages have none of the other words, but for the texts of ``ALLOWED``.
+Sources, scripts, tests, pages and notebooks have none of the other words, but for the texts of ``ALLOWED``.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +41,6 @@ ALLOWED = {
     "beside_alone": "the name of a picture",
     "head node": "of a cluster, in a user's report",
     "tell; attributes": "Optuna's ask and tell",
-    "and tell": "Optuna's ask and tell",
     "study.tell": "Optuna's ask and tell",
     "num_attention_heads": "an argument of transformers'",
     '"lanes" in vars(cls)': "a deprecated name",
@@ -58,8 +58,6 @@ ALLOWED = {
     "paid_seconds": "a public name of savings",
     "seconds_paid": "a public name: in the JSON of status",
     "NOT BEGUN": "a state of trials in the JSON of status",
-    "asked_for": "a column of snapshots",
-    "columns.asked": "a column of snapshots",
     "beside_training": "an attribute of checkpoint stores",
     "hpstage_alone_": "a metric",
     "steps_distinct": "a metric",
@@ -70,7 +68,6 @@ ALLOWED = {
     '"HEAD"': "of git",
     "GPT(layers=2, heads=2": "heads of attention",
     "heads=6": "heads of attention",
-    "asked=[trial.requested": "a column of snapshots",
     "anew=True": "an argument of calls between versions",
     "def told(self, index": "a deprecated name",
     "def lanes(self)": "a deprecated name",
@@ -80,6 +77,13 @@ ALLOWED = {
     "GPT(layers=1, heads=2": "heads of attention",
     "``tell``": "Optuna's ask and tell",
     "ask_and_tell": "Optuna's ask and tell",
+    ".head(": "of a pandas frame",
+    "% for head in": "of a table's header",
+    "{{ head }}": "of a table's header",
+    "[head, body]": "of a table's header",
+    "head.cells": "of a table's header",
+    "head.querySelectorAll": "of a table's header",
+    "document.head": "of an HTML page",
 }
 """Texts in which the words have their other sense."""
 FILES_ALLOWED = {
@@ -103,11 +107,16 @@ ON_PAGES = {
 
 def sources() -> Iterator[Path]:
     for folder in ("hpstage", "cluster", "algos", "scripts", "tests"):
-        for path in (ROOT / folder).rglob("*.py"):
-            if path != Path(__file__) and not any(above.is_symlink() for above in path.parents):
+        for path in (ROOT / folder).rglob("*"):
+            if (
+                path.suffix in SUFFIXES
+                and path != Path(__file__)
+                and not any(above.is_symlink() for above in path.parents)
+            ):
                 yield path
 
 
+SUFFIXES = {".py", ".html", ".js"}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "notebooks").glob("*.md"))]
 
 
@@ -137,6 +146,18 @@ def test_no_page_uses_a_replaced_word(page: Path) -> None:
     prose = re.sub(r"^```.*?^```|`[^`]*`|<!--.*?-->|\]\([^)]*\)", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     further = [one for words in ON_PAGES for one in re.findall(words, prose, re.MULTILINE)]
     assert others_in(prose) + further == []
+
+
+@pytest.mark.parametrize("notebook", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda notebook: notebook.stem)
+def test_no_notebook_uses_a_replaced_word(notebook: Path) -> None:
+    cells = json.loads(notebook.read_text())["cells"]
+    assert others_in("\n\n".join("".join(cell["source"]) for cell in cells)) == []
+
+
+@pytest.mark.ci
+def test_every_allowed_text_is_still_in_a_source_or_page() -> None:
+    texts = [path.read_text() for path in (*sources(), *PAGES, *(ROOT / "notebooks").glob("*.ipynb"))]
+    assert [allowed for allowed in ALLOWED if not any(allowed in text for text in texts)] == []
 
 
 EXAMPLES = ["was told", "steps_asked", "distinct steps", "not begun", "trained alone", "where trials part", "goes on"]
