@@ -58,9 +58,9 @@ def environment_of(
     if differing:
         raise ClusterError(
             f"workers differ in {differing}, so they would compute different bits. {_computed(descriptions)}Start "
-            f"workers of one kind, with the same packages, files and data. If only their devices differ, "
-            f"environment='NAME' selects workers with NAME in their device, and environment='any' trains on all, "
-            f"although their bits differ"
+            f"identical workers, with the same packages, files and data. If only their devices differ, pass "
+            f"environment='NAME' to train on those whose device name contains NAME, or environment='any' to train on "
+            f"all, although the last bits of results then depend on the device"
         )
     first = next(iter(descriptions))
     environment = _environment(first)

@@ -53,7 +53,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Account(Accounting):
-    """The tables of a plan with all records."""
+    """Like :class:`Accounting`, but keeps each record instead of only sums, for reports and exports."""
 
     def __init__(self, plan: SearchPlan) -> None:
         super().__init__(plan)

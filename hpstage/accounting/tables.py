@@ -36,8 +36,8 @@ _TEXT = 400
 class Table:
     """Columns of equal length, in order. ``None`` is a missing value.
 
-    ``types`` maps the columns that every such table has to their pandas types. Each of the other columns holds values
-    of a single type.
+    ``types``: the pandas types of the columns that tables of this kind always have. Each other column holds values of
+    a single type.
     """
 
     columns: Mapping[str, Sequence[Value]]

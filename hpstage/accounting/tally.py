@@ -1,4 +1,7 @@
-"""How much one study has requested and trained, and each node, which many studies may use. Pure."""
+"""Counts of what was requested and trained: :class:`Tally` by study, :class:`NodeRow` by node. Pure.
+
+Several studies may share a node.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,8 @@ class Division:
 
 
 def name_in_part(leaf: Leaf, content: str) -> str:
-    """Return the name of a leaf in parts: a digest of its description and ``content``, the xxh3_128 of its bytes."""
+    """Return the name under which parts store a leaf: a digest of its kind, dtype, shape, strides and ``content``.
+    ``content`` is the xxh3_128 of its bytes."""
     described = [leaf.kind, leaf.dtype, leaf.shape, leaf.strides, content]
     return xxhash.xxh3_128_hexdigest(msgspec.json.encode(described))
 

@@ -62,7 +62,8 @@ EvaluateEvery = Annotated[
 Audit = Annotated[
     str,
     typer.Option(
-        help="Train again to verify exactness: idle (samples, on idle workers), winner (the best trial), or off."
+        help="What to train again to verify exactness: idle (randomly drawn parts of the search, on idle workers), "
+        "winner (the best trial), or off."
     ),
 ]
 Environment = Annotated[

@@ -1,5 +1,7 @@
-"""Files and variables that training reads and the workload's key does not cover: the search logs each of them once, and
-refuses one whose content has changed."""
+"""Files and variables that training reads but that the workload's key does not cover.
+
+The search logs each of them once, and raises an error if its content has changed since.
+"""
 
 from __future__ import annotations
 

@@ -30,10 +30,11 @@ from hpstage.training.code.owner import by_type, is_users_code, module_of, of_us
 
 
 def held_by(*subjects: object) -> str:
-    """Return a description of an object that a fork would share or lack, or an empty string. All objects that the
-    subjects and their code refer to are visited; none of their code is called.
+    """Return a description of an object that a fork would share or lack, or an empty string.
 
-    Items of long containers are visited last, and only a limited number of them: the rest is data.
+    Searches the objects that the subjects and their code refer to, up to a maximum number, without calling their code.
+    Containers with many items are searched last. Very large lists, dicts and sets are taken for data and skipped, and
+    so are objects of libraries that take no part in a step.
     """
     code = Graph()
     seen: dict[int, object] = {}  # kept, so that ids stay unique

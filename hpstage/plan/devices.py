@@ -27,7 +27,8 @@ class Devices:
     """
 
     text: str = ""
-    why: str = "environment= names it"
+    why: str = "given as environment="
+    remedy: str = "pass another environment="
 
     @property
     def is_any(self) -> bool:
@@ -54,8 +55,8 @@ class Devices:
         if found and all(self.excludes(described) for described in found):
             there = ", ".join(sorted({repr(_device(described)) for described in found}))
             raise ClusterError(
-                f"no worker has a device named {self.text!r} ({self.why}); they have {there}. Start workers with that "
-                f"device, or choose another store or environment="
+                f"no worker has a device whose name contains {self.text!r} ({self.why}); the devices are {there}. "
+                f"Start workers with such a device, or {self.remedy}"
             )
 
 
@@ -69,7 +70,7 @@ def devices_of(given: str | None, workload: Mapping[str, str] | None) -> Devices
         return Devices(given)
     workload = workload or {}
     text = ANY if are_any(workload) else workload.get(_DEVICE, "")
-    return Devices(text, "the states in the store were trained there")
+    return Devices(text, "the states in the store were trained on it", "choose another store or environment=")
 
 
 def are_any(workload: Mapping[str, str]) -> bool:

@@ -206,8 +206,8 @@ def warn_of_what_is_left(
         before = record.started
         other = [name for name in before.differs(now) if name not in ("extends", "identity")]
         logger.warning(
-            "Study %r holds an interrupted search with %s (now %s); its open trials stay as they are. "
-            "Make its call again to continue it, or add extend=True to continue its trials in this search.",
+            "Study %r has an interrupted search with %s (now %s); its unfinished trials stay as they are. Repeat its "
+            "call to continue it, or add extend=True to continue its trials in this search.",
             name,
             _arguments(before, other),
             _arguments(now, other),

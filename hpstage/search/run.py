@@ -72,7 +72,7 @@ def run(call: Call) -> Result:
                 "work. It rejoins and continues where the search is now."
             )
         except HistoryChanged as error:
-            logger.warning("%s. This process starts the search again by itself.", error)
+            logger.warning("%s. This process restarts the search now; you need not run it again.", error)
         if driver is not None:
             workers = driver.abandon()
     result = _result(call, driver, session)

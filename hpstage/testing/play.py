@@ -79,7 +79,8 @@ def play(
     most: int = 10**9,
     trials: Trials | None = None,
 ) -> Played:
-    """Run a search as a session does, and check the laws of the port on the way.
+    """Run a search as a session does, without a study, and check along the way that the algorithm does what the
+    :class:`~hpstage.search.algorithm.Algorithm` port requires.
 
     Args:
         value: returns the value of a target; never NaN.

@@ -22,8 +22,8 @@ logger = logging.getLogger("hpstage")
 
 
 class Batches(PlainBatches):
-    """The batches of a map-style data set, on a device. Their bits are the same if this process makes them and if
-    others load them ahead.
+    """The batches of a map-style data set, on a device. They are bit-identical whether this process makes them or other
+    processes load them ahead.
 
     Args:
         source: the data set and its settings. With torch's ``default_collate``, this process makes a batch of a

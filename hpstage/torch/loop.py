@@ -141,8 +141,8 @@ class TorchLoop(Adapter):
         self._see_values("update() or loss()")
 
     def expect(self, more: bool) -> None:
-        """Set whether another step follows the coming one at once. If so, on a GPU, the last loss of the coming step is
-        read in the step after it; otherwise, each step would wait for its loss."""
+        """Announce whether another step immediately follows the coming one. If so, on a GPU, the last loss of the
+        coming step is read in the step after it, so that no step has to wait for its own loss."""
         self._more_follow = more and self.device.type != "cpu"
 
     def settle(self, step: int) -> None:

@@ -71,7 +71,7 @@ class FunctionTrainable(Adapter):
         self._world = world_of(stateless_of(function), lambda: [item for some in roots for item in some.items()])
 
     def setup(self, hp: Mapping[str, Scalar]) -> None:
-        """Discard the current run. The function is called only when needed, since a state may be loaded first."""
+        """Discard the current run. The user's function is not called yet, since a state may be loaded before a step."""
         self._end()
         self._initial = dict(hp)
 
@@ -162,7 +162,9 @@ class FunctionTrainable(Adapter):
         see_form(state, _FORM)
         own, parts = [*state["own"]], state["parts"]
         if any(type(name) is not str for name in parts) or any(name not in parts for name in own):
-            raise StateError(f"the state has the parts {parts}, but contains a state_dict() of each of {own}")
+            raise StateError(
+                f"the state contradicts itself: its parts are {parts}, but it has a state_dict() of each of {own}"
+            )
         self._end()
         self._begin(state)
         self._unmeasured = state if state["metrics"] is None else None

@@ -283,7 +283,7 @@ def test_a_module_value_that_differs_between_processes_is_named_with_a_remedy() 
     described = (Environment({"code": text}, loaded={"utl.now ~": text}) for text in ("1", "2"))
     one, two = (Description(f"tcp://{at}", "a", at, environment=found) for at, found in enumerate(described))
     with pytest.raises(
-        ClusterError, match=r"computes another value of utl\.now in each process.*`stateless`.*Start workers of"
+        ClusterError, match=r"computes another value of utl\.now in each process.*`stateless`.*Start identical"
     ):
         environment_of([one, two], None)
 
@@ -292,7 +292,7 @@ def test_workers_with_gpus_of_two_kinds_are_refused_by_the_names_of_the_gpus() -
     one = Description("tcp://a", "a", 1, cuda=True, environment=Environment({"device": "cuda (NVIDIA A100)"}))
     two = Description("tcp://b", "b", 1, cuda=True, environment=Environment({"device": "cuda (NVIDIA H100)"}))
     differing = r"device \('cuda \(NVIDIA A100\)' on .*; 'cuda \(NVIDIA H100\)' on tcp://b\)"
-    with pytest.raises(ClusterError, match=rf"{differing}.* Start workers of one kind"):
+    with pytest.raises(ClusterError, match=rf"{differing}.* Start identical workers"):
         environment_of([one, two], 2)
     assert re.search(differing, str(refusal(two, environment_of([one], 1))))
 

@@ -295,7 +295,7 @@ def test_half_a_line_at_the_end_of_an_optuna_journal_is_removed(tmp_path: Path) 
 
 
 @pytest.mark.ci
-def test_a_storage_that_can_only_be_read_ends_the_call_with_the_remedy(
+def test_a_storage_that_keeps_refusing_writes_ends_the_call_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hpstage.search.call.patient", partial(patient, patience=1.0))

@@ -143,7 +143,7 @@ def stopping(run: Run) -> None:
 
 
 @pytest.mark.parametrize("function", [left_by_patience, returning, stopping])
-def test_a_loop_that_ends_only_if_a_report_is_wanted_is_refused(function: Callable[[Run], None]) -> None:
+def test_leaving_the_loop_early_only_where_a_report_is_wanted_is_refused(function: Callable[[Run], None]) -> None:
     with pytest.raises(StateError, match=r"leaves its loop where run\.wants_report is true.*decide in every step"):
         made(function).train(0, HP)
 

@@ -325,7 +325,7 @@ class Numbered(Pointing):
         self.counted = ctypes.c_void_p(self.counted.value + 1)
 
 
-def test_a_number_counted_in_a_pointer_is_a_difference() -> None:
+def test_a_pointer_used_as_a_counter_is_reported_as_a_difference() -> None:
     with pytest.raises(StateError, match=r"self\.counted is"):
         searched(Numbered())
 

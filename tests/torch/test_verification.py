@@ -187,7 +187,7 @@ class Incomplete:
     ("trainable", "match"),
     [
         (iterating, r"local variable"),
-        (Loader(), r"self.batches (is a .*generator that has moved on|has changed in training, and cannot)"),
+        (Loader(), r"self.batches (is a .*generator that has moved on|has changed and cannot)"),
         (Incomplete(), r"self\.velocity is"),
         (CachedNoise(), r"after 2 more steps model\."),
     ],

@@ -198,7 +198,8 @@ class Timeline:
 
 
 def bars(book: Book) -> Iterator[Bar]:
-    """Yield the bars of the book's trials: one per activity and worker, on the workers' clock; none of 0 seconds."""
+    """Yield the bars of a :class:`Book`: for each stage, one per activity and worker. Times are on the workers' clock.
+    Activities that took no time have no bar."""
     stages: dict[WorkerId, int] = {}
     for at, charge in zip(book.began, book.charges, strict=True):
         fact = charge.fact

@@ -53,13 +53,13 @@ Trial = TypeVar("Trial", bound=_Trial)
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MicroAnneals(Generic[Trial]):
-    """Decays by mixture: one trial per seed, in the same order. Printed as a table of differences to the control."""
+    """Decays by mixture: one trial per seed, in the same order. Printed as a table of differences from the control."""
 
     trials: Mapping[str, Sequence[Trial]]
     control: str
 
     def differences(self, metric: str | None = None) -> list[MixtureDifference]:
-        """Return the differences to the control at the end of the decays, of ``metric`` or of all metrics."""
+        """Return the differences from the control at the end of the decays, of ``metric`` or of all metrics."""
         last = {name: [one.metrics.get(one.planned.steps, {}) for one in them] for name, them in self.trials.items()}
         names = dict.fromkeys(name for them in last.values() for found in them for name in found)
         return [

@@ -205,7 +205,7 @@ class TrainedTrial:
                 {"as before": {"prose": 0.9, "code": 0.1}, "more code": {"prose": 0.5, "code": 0.5}},
                 control="as before", at=1000, steps=100,
             )
-            print(found)  # a table of differences to the control
+            print(found)  # a table of differences from the control
 
         For each mixture and each seed, a branch at ``at`` is trained (see :meth:`branch`) with the mixture's weights in
         an :class:`hpstage.torch.Mixture`. Up to ``at``, all branches have the trial's own seed; from there on, each
@@ -222,7 +222,7 @@ class TrainedTrial:
             trainable, study, executor, show_progress_bar: as for :meth:`branch`.
 
         Raises:
-            UsageError: the trial lacks ``seed``, ``lr`` or a weight, or the control is none of the mixtures. The other
+            UsageError: the trial lacks ``seed``, ``lr`` or a weight, or ``control`` is not one of the mixtures. Other
                 errors are those of :meth:`branch`.
         """
         subject, steps = self._lineage().of(trainable), whole().of("steps", steps)

@@ -183,7 +183,8 @@ class Group:
         ]
 
     def offer(self, data: Sequence[torch.Tensor]) -> int:
-        """Prepare bytes for another process; return their number. The next round announces the numbers to all.
+        """Prepare bytes for another process, and return how many there are. In the next round, each process announces
+        to all others how many bytes it offers.
 
         Args:
             data: 1-dimensional uint8 tensors on one device.

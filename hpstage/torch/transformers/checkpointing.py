@@ -1,4 +1,7 @@
-"""Activation checkpointing that a trainer switches off and on again within a step, to generate or for a reference."""
+"""Lets a trainer switch activation checkpointing off and on again within a step without creating new hooks.
+
+TRL does so to generate text and to run the reference model.
+"""
 
 from __future__ import annotations
 

@@ -387,7 +387,7 @@ class World:
                     record.obj.cache_clear()
                     if (present := results_kept(record.obj)) is not None:
                         present.update(kept)
-            why = f"has been changed by {what}, and cannot be put back"
+            why = f"has been changed by {what}, and cannot be restored"
             for record in records:
                 try:
                     _restore(record, values=record.kind is not VALUES)
@@ -474,10 +474,10 @@ def _put_back(record: Record, why: str, *, values: bool = True) -> None:
     try:
         _restore(record, values=values)
     except _CANNOT as error:
-        remedy = "Make it in model(), setup() or the training function, which start over for each trial"
+        remedy = "Create it in model(), setup() or the training function, which start over for each trial"
         if record.kind.name == "iterator":
             remedy = "Keep a position of your own instead, such as a number"
         raise StateError(
-            f"{unmarked(record.path)} has changed in training, and cannot be put back ({error}): {why}. {remedy}; "
+            f"{unmarked(record.path)} has changed and cannot be restored ({error}); {why}. {remedy}; "
             f"{excluding(record.path)}"
         ) from None

@@ -37,9 +37,12 @@ libraries have to be searched again."""
 
 
 def standing() -> Iterator[tuple[str, Any]]:
-    """Yield each function or class of the user's that a library's module or class contains: its place, such as
-    ``torch.nn.functional:relu``, and its value. For an entry of a table, the value is a list. Unlike data, such code
-    affects training even if no other code of the user's names it.
+    """Find the user's code inside libraries.
+
+    Yield each function or class of the user's that a module or class of a library contains, as a pair of its place,
+    such as ``torch.nn.functional:relu``, and its value. For an entry of a registry (a dict, list or set), the value is
+    a list of the entry and the user's objects in it. Unlike data, such code may affect training even if nothing else
+    in the user's code names it.
 
     A module whose names refer to the same objects as before is not searched again.
     """

@@ -141,6 +141,6 @@ def test_a_search_ends_with_unchanged_results_if_the_claim_of_a_chain_fails_once
     with caplog.at_level(logging.WARNING, "hpstage"):
         found = search(journal, None)
     assert journal.claims > claim
-    assert "This process starts the search again by itself" in caplog.text
+    assert "This process restarts the search now" in caplog.text
     assert outcome(found) == outcome(undisturbed)
     assert not found.plan.chains and not found.plan.drivers

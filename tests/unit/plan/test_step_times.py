@@ -24,7 +24,7 @@ def test_step_times_are_linear_between_measured_numbers_of_chains_and_proportion
     assert [ALONE.share(width) for width in (1, 2, 8)] == [1.0, 1.0, 1.0]
 
 
-def test_step_times_for_a_worker_with_fewer_slots_end_at_its_number_of_slots() -> None:
+def test_step_times_are_cut_off_at_the_number_of_slots_of_a_worker() -> None:
     assert TIMES.up_to(4).seconds == TIMES.seconds[:3]
     assert TIMES.up_to(3).seconds == ((1, 4.0), (2, 5.0), (3, 6.0))
     assert TIMES.up_to(1).best == 1

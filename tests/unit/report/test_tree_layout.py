@@ -45,9 +45,7 @@ def test_descendants_follow_their_branch_in_the_layout_and_paths_of_trials_are_c
 
 
 @given(_VALUES, st.integers(1, 12))
-def test_shown_and_folded_branches_are_all_branches_and_no_shown_lines_overlap(
-    values: list[list[int]], most: int
-) -> None:
+def test_every_branch_is_shown_or_folded_and_shown_lines_do_not_overlap(values: list[list[int]], most: int) -> None:
     layout = laid_out(values)
     shown = layout.unfolded(most)
     folded = layout.folded(shown)

@@ -59,7 +59,7 @@ def audits_of(search: Search) -> list[Audited]:
     return [fact for fact in read_facts(search.journal) if isinstance(fact, Audited)]
 
 
-def test_an_idle_worker_trains_a_segment_between_two_saved_states_again() -> None:
+def test_an_idle_worker_retrains_a_segment_between_two_saved_states() -> None:
     executor = Recording(2)
     search = run(executor, lopsided())
     assert executor.audited

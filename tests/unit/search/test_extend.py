@@ -354,7 +354,7 @@ def test_the_warning_of_an_interrupted_search_names_the_argument_that_differs(ca
     with pytest.raises(KeyboardInterrupt):
         hpstage.optimize(study, Tape(), lambda trial: {"a": 1}, steps=4, n_trials=3, callbacks=[stop], **options)
     hpstage.optimize(study, Tape(), lambda trial: {"a": 1}, steps=5, n_trials=3, **options)
-    assert "holds an interrupted search with steps=4 (now steps=5)" in caplog.text
+    assert "has an interrupted search with steps=4 (now steps=5)" in caplog.text
 
 
 def test_queued_trials_left_waiting_by_a_stop_are_trained_by_an_extension() -> None:
