@@ -417,12 +417,16 @@ class Accounting:
         if row is not None:
             yield from row.first_requests(start, stop)
 
-    def shared_until(self, trial: PlannedTrial, step: int) -> Iterator[tuple[Node, int]]:
-        """Yield, for each node on the trial's path, the number of steps up to ``step`` that another trial had requested
-        first."""
+    def shared_until(self, trial: PlannedTrial, step: int) -> tuple[int, float]:
+        """Return the number of a trial's steps up to ``step`` that another trial had requested first, and their
+        estimated worker seconds."""
+        steps, seconds = 0, 0.0
         for node, start, stop in trial.path_to(min(step, trial.requested)):
             requesters = self.first_requests(node, start, stop)
-            yield node, sum([end - begin for begin, end, requester in requesters if requester is not trial])
+            count = sum([end - begin for begin, end, requester in requesters if requester is not trial])
+            steps += count
+            seconds += count * self.plan.step_seconds(node)
+        return steps, seconds
 
     def failures(self) -> list[StageFailed]:
         """Return the exceptions of the user's code, one per place, except those a later search got past."""

@@ -74,11 +74,10 @@ class Outcomes:
                 steps = ending.last  # training has ended itself, after the last value reported or with it
             if state == TrialState.PRUNED and trial.values is not None and trial.last_reported == planned.steps:
                 state = TrialState.COMPLETE  # the algorithm had further steps in mind, but the trial has none
-            shared = list(self._driver.accounting.shared_until(planned, steps))
-            saved = sum(count * self._driver.plan.step_seconds(node) for node, count in shared)
+            shared, saved = self._driver.accounting.shared_until(planned, steps)
             attrs = {
                 "hpstage:steps": steps,
-                "hpstage:steps_shared": sum(count for _, count in shared),
+                "hpstage:steps_shared": shared,
                 "hpstage:gpu_seconds_saved": round(saved, 3),
             }
             self._ledger.note(trial.storage_id, attrs)
