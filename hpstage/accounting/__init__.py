@@ -23,6 +23,6 @@ Readers and the live page fold each fact into the plan and then here. A driver f
 figures never delay a decision, and snapshots contain only what decisions read.
 
 **Pure functions** over the tables and the plan: :mod:`savings`, :mod:`bound`, :mod:`causes`, :mod:`studies`,
-:mod:`tables`, :mod:`failures`, :mod:`audits`. A :class:`hpstage.accounting.book.Book` is the part of the tables that
-concerns one study.
+:mod:`tables`, :mod:`timeline`, :mod:`failures`, :mod:`audits`. A :class:`hpstage.accounting.book.Book` is the part of
+the tables that concerns one study.
 """

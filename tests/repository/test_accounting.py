@@ -13,7 +13,6 @@ COUNTS = {
     "report.tree.book_rows": "bytes of what is sent",
     "report.pictures.metrics": "curves on a picture",
     "report.pictures.parameters": "the height of a figure",
-    "report.pictures.timeline": "the share of an axis that is painted",
     "cluster.dashboard.work": "how far a running chain has come",
     "cluster.dashboard.figures": "workers of Dask's",
     "cli.copy": "logs that were copied",

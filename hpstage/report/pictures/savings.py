@@ -11,9 +11,10 @@ from matplotlib.patches import Patch
 
 from hpstage.accounting.book import Book
 from hpstage.accounting.causes import Causes, causes_of
+from hpstage.accounting.timeline import EVALUATE, LOAD, SAVE, TRAIN, WASTED
 from hpstage.errors.text import rate
 from hpstage.report.pictures import style
-from hpstage.report.pictures.timeline import COLOURS, EVALUATE, LOAD, SAVE, TRAIN, WASTED
+from hpstage.report.pictures.timeline import COLOURS
 
 _ROW = 0.21  # inches per cause
 _BELOW = 1.1  # inches of the lower panel

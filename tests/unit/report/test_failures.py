@@ -19,6 +19,7 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.accounting.failures import by_cause, failed_otherwise, failures_of
 from hpstage.accounting.tables import cell
+from hpstage.accounting.timeline import failures
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import NodeId, StageFailed, TargetAsked, TrialEnded, TrialId, UserFailure, WorkerId
 from hpstage.plan.log import read_facts
@@ -27,7 +28,6 @@ from hpstage.report import open_book, write_report
 from hpstage.report.names import worker_names
 from hpstage.report.page import best_first
 from hpstage.report.pictures import draw_timeline
-from hpstage.report.pictures.timeline import failures
 from hpstage.schedule import Scalar
 from hpstage.store.memory import MemoryJournal
 from hpstage.testing.toys import Failing

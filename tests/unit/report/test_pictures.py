@@ -28,6 +28,7 @@ from hpstage.accounting.history import moments
 from hpstage.accounting.payments import Charge, Waste
 from hpstage.accounting.savings import merged
 from hpstage.accounting.sums import Sums
+from hpstage.accounting.timeline import MOST_BARS, bars
 from hpstage.algos import FullTraining
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import ChainId, ChainLost, NodeId, StateReached, TrialAdded, TrialId, WorkerId
@@ -47,7 +48,6 @@ from hpstage.report.names import plain
 from hpstage.report.pictures import style
 from hpstage.report.pictures.metrics import curves
 from hpstage.report.pictures.savings import steps
-from hpstage.report.pictures.timeline import MOST_BARS, bars
 from hpstage.store.memory import MemoryJournal
 from tests.unit.pictures import HOSTILE, continuous, failed_search, search, texts
 from tests.unit.searches import WORKLOAD, Search, histories, trial

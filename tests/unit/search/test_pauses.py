@@ -22,6 +22,7 @@ from hpstage.accounting.causes import causes_of
 from hpstage.accounting.history import moments
 from hpstage.accounting.pauses import Pauses
 from hpstage.accounting.savings import Savings, savings_of
+from hpstage.accounting.timeline import timeline_of
 from hpstage.algos import FullTraining
 from hpstage.execution.simulated import SimulatedExecutor
 from hpstage.plan.facts import (
@@ -43,7 +44,6 @@ from hpstage.plan.facts import (
 from hpstage.plan.log import read_facts
 from hpstage.plan.plan import SearchPlan
 from hpstage.report import draw_merge_rate, draw_timeline, open_book, write_report
-from hpstage.report.pictures.timeline import timeline_of
 from hpstage.store.memory import MemoryJournal
 from hpstage.testing.toys import Tape
 from tests.unit.reports import Page, search
