@@ -1,6 +1,6 @@
 """hpstage speaks its field's words: those of Optuna, PyTorch, Dask and the papers, one for each meaning.
 
-Sources, scripts, tests, pages and notebooks have none of the other words, but for the texts of ``ALLOWED``.
+Sources, scripts, tests, pages, CHANGELOG and notebooks have none of the other words, but for the texts of ``ALLOWED``.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def sources() -> Iterator[Path]:
 
 
 SUFFIXES = {".py", ".html", ".js"}
-PAGES = [ROOT / "README.md", *sorted((ROOT / "notebooks").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "notebooks").glob("*.md"))]
 
 
 WRAPPED = re.compile(r'"\s*\n\s*f?"|\n\s*(?:#:? )?(?=[a-z])(?!from |import )')
