@@ -8,9 +8,8 @@ values; the first argument is the base value. They are composed with ``.then``, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import Any, Literal
+from typing import Any
 
 from hpstage.errors import ScheduleError
 from hpstage.errors.arguments import Kind, instance, one_of, shown, switch
@@ -31,6 +30,7 @@ from hpstage.schedule.forms import (
 from hpstage.schedule.plateau import Plateau, plateau
 from hpstage.schedule.scalars import PLAIN, Scalar, canonical, count, real, same
 from hpstage.schedule.segments import Schedule, Segment, as_schedule, shifted
+from hpstage.schedule.shapes import Shape, Strategy, line, one_cycle
 from hpstage.schedule.warmup_stable_decay import WSDSweep, wsd, wsd_sweep
 
 __all__ = [
@@ -169,8 +169,7 @@ def linear(value: float, start_factor: float = 1 / 3, end_factor: float = 1.0, t
     """LinearLR: a line from ``value * start_factor`` to ``value * end_factor``, constant from ``total_iters`` on."""
     base, steps = real("value", value), count("total_iters", total_iters, least=1)
     first, last = real("start_factor", start_factor), real("end_factor", end_factor)
-    ramp = Linear(base * first, base * (last - first) / steps)
-    return Schedule((Segment(ramp, steps), Segment(Constant(base * last))))
+    return _joined(line(base, first, last, steps))
 
 
 def polynomial(value: float, total_iters: int = 5, power: float = 1.0) -> Schedule:
@@ -206,7 +205,7 @@ def onecycle(
     max_value: float,
     total_steps: int,
     pct_start: float = 0.3,
-    anneal_strategy: Literal["cos", "linear"] = "cos",
+    anneal_strategy: Strategy = "cos",
     div_factor: float = 25.0,
     final_div_factor: float = 1e4,
     three_phase: bool = False,
@@ -227,22 +226,7 @@ def onecycle(
         raise ScheduleError("div_factor and final_div_factor divide; they cannot be 0")
     first = real("max_value / div_factor", top / divisor)
     last = real("max_value / div_factor / final_div_factor", first / final_divisor)
-    joints = [share * steps - 1, 2 * share * steps - 2] if three_phase else [share * steps - 1]
-    heights = [first, top, first, last] if three_phase else [first, top, last]
-    segments = []
-    start, begin = 0, 0.0  # the phase's first step, and the exact point at which the phase begins
-    for end, above, below in zip([*joints, float(steps - 1)], heights, heights[1:], strict=False):
-        stop = min(max(math.floor(end) + 1, start), steps)
-        if end <= begin:
-            form: Form = Constant(below)
-        elif anneal_strategy == "cos":
-            form = Cosine(above, below, end - begin, begin)
-        else:
-            slope = (below - above) / (end - begin)
-            form = Linear(above + slope * (start - begin), slope, origin=start)
-        segments.append(Segment(form, stop - start))
-        start, begin = stop, end
-    return Schedule(tuple(segments))
+    return _joined(one_cycle(top, steps, share, anneal_strategy, first, last, three_phase))
 
 
 def _listed(values: Iterable[Any]) -> list[Any]:
@@ -253,6 +237,10 @@ def _listed(values: Iterable[Any]) -> list[Any]:
 
 _PIECES = instance(Mapping, "a dict of schedules or values by their first steps")
 _SEVERAL = Kind(_listed, "a list")
+
+
+def _joined(shape: Shape) -> Schedule:
+    return Schedule(tuple([Segment(form, length) for form, length in shape]))
 
 
 def _open(form: Form) -> Schedule:

@@ -7,20 +7,18 @@ Durations" (arXiv 2405.18392), which calls the decay a cooldown.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from hpstage.errors import ScheduleError
 from hpstage.errors.arguments import instance, one_of, optional, text
-from hpstage.schedule.forms import Constant, Cosine, Exponential, Form, Linear, Polynomial
 from hpstage.schedule.scalars import Scalar, canonical, count, real, same
 from hpstage.schedule.segments import Schedule, Segment, as_schedule
+from hpstage.schedule.shapes import DecayForm, warmup_stable_decay
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
-
-DecayForm = Literal["linear", "cosine", "1-sqrt", "exponential"]
 
 _FORMS: tuple[str, ...] = get_args(DecayForm)
 # Names of the Optuna parameters that a sweep varies besides the hyperparameters that it is given.
@@ -45,34 +43,11 @@ def wsd(
     """
     top, end = real("value", value), real("final", final)
     total, rise, fall = count("steps", steps), count("warmup", warmup), count("decay", decay)
-    joint = total - fall
-    if rise > joint:
+    if rise > total - fall:
         raise ScheduleError(f"warmup ({rise}) and decay ({fall}) are longer than steps ({total}); shorten one")
     one_of(*_FORMS).of("decay_form", decay_form, ScheduleError)
-    segments = []
-    if rise > 1:
-        segments.append(Segment(Linear(top / rise, top / rise), rise - 1))
-    segments.append(Segment(Constant(top), joint - max(rise - 1, 0)))
-    if fall:
-        segments.append(Segment(_decay(top, end, fall, decay_form, joint), fall))
-    return Schedule(tuple(segments))
-
-
-def _decay(top: float, end: float, fall: int, form: DecayForm, joint: int) -> Form:
-    match form:
-        case "linear":
-            return Linear(top, (end - top) / fall, origin=joint)
-        case "cosine":
-            return Cosine(top, end, float(fall), origin=joint)
-        case "1-sqrt":
-            return Polynomial(top, end - top, fall, 0.5, origin=joint)
-        case "exponential":
-            if not top * end > 0:
-                raise ScheduleError(
-                    f"final is {end!r}, which an exponential decay from {top!r} never reaches; give a fraction of it, "
-                    f"such as final={0.1 * top:g}"
-                )
-            return Exponential(top, (end / top) ** (1 / fall), origin=joint)
+    shape = warmup_stable_decay(top, total, rise, fall, end, decay_form)
+    return Schedule(tuple([Segment(form, length) for form, length in shape]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +66,7 @@ class WSDSweep:
     final: float
     keep_every: int | None
     name: str
-    hp: dict[str, Schedule] = field(repr=False)
+    hp: dict[str, Schedule]
     """Hyperparameters that are the same in all trials."""
     after: tuple[str, ...]
     """Hyperparameters that change with the decay, to the parameter ``decay_<name>``."""
@@ -118,6 +93,26 @@ class WSDSweep:
             trunk = self.hp[name] if name in self.hp else as_schedule(point[name])
             schedules[name] = trunk.until(joint).then(as_schedule(point[f"decay_{name}"]).until(horizon - joint))
         return {**schedules, "keep_at": self._keep_at(horizon, joint, schedules)}
+
+    def __repr__(self) -> str:
+        """Return the call of :func:`wsd_sweep` that makes the sweep."""
+        values = {name: list(dict.fromkeys(point[name] for point in self.points)) for name in self.points[0]}
+        peak, horizons, fraction, form = [found if len(found) > 1 else found[0] for found in map(values.pop, _OWN)]
+        after = {name: values.pop(f"decay_{name}") for name in self.after}
+        fixed = {
+            name: trunk if trunk != as_schedule(trunk.value(0)) else trunk.value(0) for name, trunk in self.hp.items()
+        }
+        given = {
+            "decay_fraction": (fraction, 0.2),
+            "decay_form": (form, "linear"),
+            "final": (self.final, 0.0),
+            "hp": (fixed | values, {}),
+            "decay_hp": (after, {}),
+            "keep_every": (self.keep_every, None),
+            "name": (self.name, "lr"),
+        }
+        words = [f", {name}={value!r}" for name, (value, default) in given.items() if value != default]
+        return f"wsd_sweep({peak!r}, horizons={horizons!r}, warmup={self.warmup!r}{''.join(words)})"
 
     def _suggest(self, trial: Trial, name: str) -> Any:
         """Suggest a parameter, with a distribution that a later sweep of the same study may change if possible."""

@@ -1,38 +1,51 @@
 """The ``repr`` of schedules: the constructors that make them, found from their forms. Pure.
 
-A schedule does not record how it was written. The text found here makes an equal schedule; it contains the forms
-themselves where no constructor makes them.
+A schedule does not record how it was written: its ``repr`` is the same in every process, and when it is read from a
+store. Where several expressions make the schedule, it is the shortest; where no constructor does, it has the forms.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from itertools import pairwise, takewhile
+from typing import NamedTuple
 
-from hpstage.schedule.forms import (
-    Constant,
-    Cosine,
-    CosineRestarts,
-    Exponential,
-    Form,
-    Linear,
-    Polynomial,
-    Sampled,
-    Staircase,
-    decayed,
-)
-from hpstage.schedule.scalars import same
+from hpstage.errors import ScheduleError
+from hpstage.schedule.forms import Constant, Linear, Polynomial, Sampled, decayed
+from hpstage.schedule.guesses import Guess, Piece, forms, guesses, rounded
+from hpstage.schedule.scalars import Scalar, same
+from hpstage.schedule.shapes import Shape
 
-Piece = tuple[int, int | None, Form]
-"""``(start, stop, form)``; without an end, ``stop`` is ``None``."""
+_MOST_MILESTONES = 3  # with more of them at equal distances, it is a step(...)
+_SHORT = 4  # Constants of so few steps next to a table are written as values of it.
+
+
+class _Part(NamedTuple):
+    """The text of a constructor, how many of the pieces it makes, and its number of steps."""
+
+    text: str
+    pieces: int
+    length: int | None
 
 
 def written(pieces: list[Piece]) -> str:
     """Return an expression, with the names of :mod:`hpstage.schedule`, of the schedule with these pieces."""
     if not pieces:
         return "Schedule(())"
-    text = _in_steps(pieces) or _joined(_shortened(pieces))
-    stop, last = pieces[-1][1:]
-    return text if stop is None or isinstance(last, Sampled) else f"{text}.until({stop})"
+    pieces = _shortened(pieces)
+    text, end, at = "", None, 0
+    while at < len(pieces):
+        start = pieces[at][0]
+        part = _table(pieces, at) or _constants(pieces, at) or _curves(pieces, at)
+        if at:
+            text += f"{'' if end == start else f'.until({start})'}.then({part.text})"
+        else:
+            text = f"constant({part.text})" if _is_constant(pieces[0]) and part.pieces == 1 else part.text
+        at += part.pieces
+        end = None if part.length is None else start + part.length
+    stop = pieces[-1][1]
+    return text if end == stop else f"{text}.until({stop})"
 
 
 def _shortened(pieces: list[Piece]) -> list[Piece]:
@@ -48,75 +61,136 @@ def _shortened(pieces: list[Piece]) -> list[Piece]:
     return found
 
 
-def _in_steps(pieces: list[Piece]) -> str | None:
-    """Return ``constant``, ``multistep`` or ``piecewise``; ``None`` unless all pieces are constants."""
-    values = [form.scalar for _, _, form in pieces if isinstance(form, Constant)]
-    if len(values) < len(pieces):
+def _is_constant(piece: Piece) -> bool:
+    return isinstance(piece[2], Constant)
+
+
+# --- tables and constants ---------------------------------------------------------------------------------
+
+
+def _table(pieces: list[Piece], at: int) -> _Part | None:
+    def fits(piece: Piece) -> bool:
+        start, stop, form = piece
+        return isinstance(form, Sampled) or (_is_constant(piece) and stop is not None and stop - start <= _SHORT)
+
+    found = list(takewhile(fits, pieces[at:]))
+    if not any(isinstance(form, Sampled) for _, _, form in found):
         return None
-    if len(values) == 1:
-        return f"constant({values[0]!r})"
-    starts = [start for start, _, _ in pieces]
-    first, second = values[:2]
-    if isinstance(first, float) and isinstance(second, int | float):
-        for gamma in _rounded(second / first, digits=3):
-            if abs(gamma) < 1 and values == [decayed(first, gamma, times) for times in range(len(values))]:
-                return f"multistep({first!r}, {starts[1:]!r}, gamma={gamma!r})"
-    return f"piecewise({dict(zip(starts, values, strict=True))!r})"
+    values = [form.value(step) for start, stop, form in found for step in range(start, stop or start)]
+    return _Part(f"sampled({values!r})", len(found), len(values))
 
 
-def _joined(pieces: list[Piece]) -> str:
-    """Return the pieces as a chain of ``until`` and ``then``."""
-    text, done = "", False
-    for at, (start, stop, form) in enumerate(pieces):
-        if done:  # a constant with which the previous constructor ends
-            done = False
+def _constants(pieces: list[Piece], at: int) -> _Part | None:
+    """Return ``multistep``, ``step`` or ``piecewise`` for several constants in a row."""
+    origin = pieces[at][0]
+    found = list(takewhile(_is_constant, pieces[at:]))
+    if len(found) < 2:
+        return None
+    values = [form.value(start) for start, _, form in found]
+    marks = [start - origin for start, _, _ in found[1:]]
+    decay = _decay(values)
+    if decay is None:
+        return _Part(f"piecewise({dict(zip([0, *marks], values, strict=True))!r})", len(found), None)
+    base, gamma, times = decay
+    milestones = [
+        mark for mark, (before, after) in zip(marks, pairwise(times), strict=True) for _ in range(before, after)
+    ]
+    stop, width = found[-1][1], marks[0]
+    even = milestones == [*range(width, milestones[-1] + 1, width)]
+    if even and len(marks) > _MOST_MILESTONES and stop is not None and stop - origin <= marks[-1] + width:
+        return _Part(f"step({base!r}, step_size={width}, gamma={gamma!r})", len(found), None)
+    return _Part(f"multistep({base!r}, {milestones!r}, gamma={gamma!r})", len(found), None)
+
+
+def _decay(values: list[Scalar]) -> tuple[float, float, list[int]] | None:
+    """Return the first value, a factor, and how often the factor is in each value. Whole numbers are choices (64, 32):
+    they have none."""
+    numbers = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) < len(values) or 0 in numbers or all(map(float.is_integer, numbers)):
+        return None
+    base, digits = numbers[0], 3 if len(values) == 2 else 17
+    shares = [number / base for number in numbers]
+    ratios = [after / before for before, after in pairwise(numbers)]
+    for gamma in (gamma for ratio in (max(ratios), ratios[0]) for gamma in rounded(ratio, digits)):
+        if 0 < gamma < 1 and min(shares) > 0:
+            times = [round(math.log(share, gamma)) for share in shares]
+            if times == sorted({*times}) and numbers == [decayed(base, gamma, count) for count in times]:
+                return base, gamma, times
+    return None
+
+
+# --- curves -----------------------------------------------------------------------------------------------
+
+
+def _curves(pieces: list[Piece], at: int) -> _Part:
+    """Return the constructor of the first piece, and of those after it if possible."""
+    since = _since(pieces[at])
+    origin = pieces[at][0] - since
+    here = [
+        (start - origin if index else 0, None if stop is None else stop - origin, form.shifted(-origin))
+        for index, (start, stop, form) in enumerate(pieces[at : at + 3])
+    ]
+    following = list(map(_is_constant, pieces[at : at + 5]))
+    part = _best(guesses(here), here, following) or _best([forms(here)], here, following)
+    assert part is not None
+    if since:
+        part = _Part(f"{part.text}.since({since})", part.pieces, None if part.length is None else part.length - since)
+    return part
+
+
+def _best(groups: list[Iterator[Guess]], here: list[Piece], constant: list[bool]) -> _Part | None:
+    """Return the guess that makes the most pieces, and of those the one with the shortest text."""
+    best, cost = None, (0, 0)
+    for group in groups:
+        for text, make in group:
+            try:
+                shape = make()
+                count = _matched(here, shape)
+            except (ScheduleError, ArithmeticError):  # what was guessed is no schedule
+                continue
+            complete = count in (len(here), len(shape))
+            if count > 1 and constant[count - 1 : count + 2] == [True] * 3:
+                count -= 1  # the first of several constants is written with those after it
+            length = _length(shape)
+            bound = "" if count and length == here[count - 1][1] else ".until(100)"
+            if (-count, len(text + bound)) < cost:
+                cost = -count, len(text + bound)
+                best = _Part(text, count, length)
+            if complete:
+                break
+    return best
+
+
+def _since(piece: Piece) -> int:
+    """Return how many steps before a piece its curve begins: those that ``.since`` has cut off."""
+    start, _, form = piece
+    if isinstance(form, Constant | Sampled):
+        return 0
+    span = form.span if isinstance(form, Polynomial) and form.base == 0 else 0
+    return max(start - (form.origin - span), 0)
+
+
+def _length(shape: Shape) -> int | None:
+    lengths = [length for _, length in shape if length is not None]
+    return sum(lengths) if len(lengths) == len(shape) else None
+
+
+def _matched(pieces: list[Piece], shape: Shape) -> int:
+    """Return how many of the pieces the shape begins with. The last of them may be longer in the shape."""
+    count = start = 0
+    for form, length in shape:
+        if length == 0:
             continue
-        after = pieces[at + 1][2] if at + 1 < len(pieces) else None
-        part, done = _part(form.shifted(-start), None if stop is None else stop - start, after)
-        if not text:
-            text = f"constant({part})" if isinstance(form, Constant) else part
-        else:
-            ended = isinstance(pieces[at - 1][2], Sampled)
-            text += f"{'' if ended else f'.until({start})'}.then({part})"
-    return text
-
-
-def _part(form: Form, length: int | None, after: Form | None) -> tuple[str, bool]:
-    """Return the text of a piece from step 0, and whether it includes the constant after the piece."""
-    if isinstance(form, Constant):
-        return repr(form.scalar), False
-    at_0 = form.origin == 0
-    match form:
-        case Sampled() if length is not None:
-            return f"sampled({[form.value(step) for step in range(length)]!r})", False
-        case Exponential(base, gamma) if at_0:
-            return f"exponential({base!r}, gamma={gamma!r})", False
-        case Staircase(base, gamma, width) if at_0:
-            return f"step({base!r}, step_size={width}, gamma={gamma!r})", False
-        case Cosine(base, floor, half, 0) if at_0 and half.is_integer():
-            return f"cosine({base!r}, T_max={int(half)}{f', eta_min={floor!r}' if floor else ''})", False
-        case CosineRestarts(base, floor, first, growth) if at_0:
-            return f"cosine_restarts({base!r}, T_0={first}, T_mult={growth}, eta_min={floor!r})", False
-        case Polynomial(0, base, span, power) if form.origin == span:
-            return f"polynomial({base!r}, total_iters={span}, power={power!r})", length == span and after == Constant(0)
-        case Linear() if at_0 and length is not None:
-            for value, start, end in _lines(form, length):
-                if form == Linear(value * start, value * (end - start) / length):
-                    factors = f"start_factor={start!r}{f', end_factor={end!r}' if end != 1 else ''}"
-                    return f"linear({value!r}, {factors}, total_iters={length})", after == Constant(value * end)
-    return f"Schedule((Segment({form!r}),))", False
-
-
-def _lines(form: Linear, length: int) -> Iterator[tuple[float, float, float]]:
-    """Yield guesses of a line's ``value``, ``start_factor`` and ``end_factor``, those with the fewest digits first."""
-    end = form.base + form.slope * length
-    for value in _rounded(end):
-        if value:
-            yield from ((value, factor, 1.0) for factor in _rounded(form.base / value))
-    if form.base:
-        yield from ((form.base, 1.0, factor) for factor in _rounded(end / form.base))
-
-
-def _rounded(number: float, digits: int = 17) -> Iterator[float]:
-    for count in range(1, digits + 1):
-        yield float(f"{number:.{count}g}")
+        if count == len(pieces):
+            break
+        _, stop, wanted = pieces[count]
+        if form != wanted and not (stop == start + 1 and same(form.value(start), wanted.value(start))):
+            break
+        end = None if length is None else start + length
+        if end is not None and (stop is None or end < stop):
+            break
+        count += 1
+        if end is None or end != stop:
+            break
+        start = end
+    return count

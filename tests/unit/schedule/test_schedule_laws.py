@@ -131,6 +131,48 @@ def test_the_repr_of_a_schedule_evaluates_to_the_schedule(schedule: Schedule) ->
     assert evaluated(repr(schedule)) == schedule
 
 
+reals = st.one_of(rates, st.floats(-1e6, 1e6), st.floats(1e-6, 1.0))
+positive = st.one_of(st.sampled_from([25, 1e4, 0.5]), st.floats(1e-3, 1e6))
+steps = st.integers(0, 1000)
+constructed = st.one_of(
+    st.builds(s.constant, st.one_of(scalars, reals)),
+    st.builds(s.multistep, reals, st.lists(steps, max_size=6), st.one_of(st.just(1 / 3), st.floats(0, 2))),
+    st.builds(s.step, reals, st.integers(1, 50), st.floats(0.1, 2)).map(lambda one: one.until(500)),
+    st.builds(s.exponential, reals, st.floats(0, 1)),
+    st.builds(s.linear, reals, reals, reals, st.integers(1, 1000)),
+    st.builds(s.polynomial, reals, st.integers(1, 1000), st.one_of(st.just(1), st.floats(0, 5))),
+    st.builds(s.cosine, reals, st.integers(1, 1000), reals),
+    st.builds(s.cosine_restarts, reals, st.integers(1, 100), st.integers(1, 3), reals),
+    st.builds(
+        s.onecycle,
+        *(reals, steps, st.floats(0, 1), st.sampled_from(["cos", "linear"]), positive, positive, st.booleans()),
+    ),
+    st.builds(
+        lambda top, rise, hold, fall, end, form: s.wsd(
+            top, rise + hold + fall, warmup=rise, decay=fall, final=end, decay_form=form
+        ),
+        *(st.floats(1e-6, 10), steps, steps, steps, st.floats(1e-9, 1)),
+        st.sampled_from(["linear", "cosine", "1-sqrt", "exponential"]),
+    ),
+    st.dictionaries(steps, st.one_of(scalars, reals)).map(
+        lambda given: s.piecewise({0: 1, **dict(sorted(given.items()))})
+    ),
+    st.lists(st.one_of(scalars, reals), max_size=12).map(s.sampled),
+)
+
+
+@given(constructed, steps, steps, constructed)
+def test_the_repr_of_constructed_cut_and_joined_schedules_evaluates_to_them(
+    one: Schedule, first: int, length: int, other: Schedule
+) -> None:
+    assert evaluated(repr(one)) == one
+    if one.length is None or one.length >= first + length:
+        part = one.since(first).until(length)
+        assert evaluated(repr(part)) == part
+        joined = part.then(other)
+        assert evaluated(repr(joined)) == joined
+
+
 @given(schedules, st.integers(0, 12), st.integers(0, 12))
 def test_the_repr_of_a_section_of_a_schedule_evaluates_to_the_section(
     schedule: Schedule, first: int, length: int
@@ -146,15 +188,45 @@ def test_the_repr_of_a_section_of_a_schedule_evaluates_to_the_section(
         "constant('web')",
         "multistep(0.1, [30], gamma=0.1)",
         "multistep(0.05, [30, 60, 90], gamma=0.5).until(100)",
+        "multistep(1.0, [30, 60], gamma=0.5)",
+        "multistep(0.1, [30, 30, 60], gamma=0.3333333333333333)",
         "piecewise({0: 64, 70: 256})",
+        "piecewise({0: 64, 70: 32})",
         "piecewise({0: True, 4: None}).until(9)",
         "linear(0.1, start_factor=0.1, total_iters=5).until(5).then(cosine(0.1, T_max=95)).until(100)",
-        "linear(0.1, start_factor=1.0, end_factor=0.0, total_iters=9)",
+        "linear(0.1, start_factor=1.0, end_factor=0.2, total_iters=9)",
+        "linear(0.1, total_iters=100)",
+        "linear(0.1, total_iters=100).until(37)",
+        "linear(0.1, start_factor=0.1, total_iters=5).until(5).then(multistep(0.1, [30, 60], gamma=0.1))",
+        "polynomial(0.1, total_iters=100)",
+        "polynomial(0.1, total_iters=100).until(30)",
+        "polynomial(0.1, total_iters=100, power=2.0).since(30)",
         "cosine(0.1, T_max=10, eta_min=0.01)",
-        "cosine_restarts(0.1, T_0=5, T_mult=2, eta_min=0.0)",
+        "cosine(0.1, T_max=10).until(3).then(cosine(0.05, T_max=10).since(3)).until(10)",
+        "cosine_restarts(0.1, T_0=5)",
+        "cosine_restarts(0.1, T_0=5, T_mult=2, eta_min=0.01)",
+        "onecycle(0.1, 100)",
+        "onecycle(0.1, 103).until(20)",
+        "onecycle(0.1, 103).since(20)",
+        "onecycle(0.1, 100, pct_start=0.0)",
+        "onecycle(0.1, 100, pct_start=0.25, div_factor=10.0, final_div_factor=100.0, three_phase=True)",
+        "onecycle(0.1, 100, anneal_strategy='linear')",
+        "onecycle(0.1, 100, anneal_strategy='linear', three_phase=True)",
+        "wsd(0.1, 100, warmup=10, decay=20)",
+        "wsd(0.1, 100, warmup=10, decay=0)",
+        "wsd(0.1, 100, warmup=0, decay=20, decay_form='cosine')",
+        "wsd(0.1, 100, warmup=10, decay=20, decay_form='1-sqrt').since(5)",
+        "wsd(0.1, 100, warmup=10, decay=20, final=0.001, decay_form='exponential')",
+        "wsd(0.1, 50, warmup=10, decay=0).then(0.01)",
+        "wsd_sweep(0.1, horizons=100, warmup=10)",
+        "wsd_sweep([0.1, 1], horizons=[100, 200], warmup=5, decay_fraction=[0, 0.2], decay_form=['cosine', 'linear'])",
+        "wsd_sweep(1, horizons=9, warmup=1, final=0.1, hp={'batch': 64, 'wd': cosine(0.1, T_max=9), 'seed': [0], "
+        "'mix': ['a', 'b']}, decay_hp={'mix': ['a', 'c']}, keep_every=3, name='rate')",
         "polynomial(0.1, total_iters=7, power=2.0)",
         "exponential(0.1, gamma=0.99)",
         "step(0.1, step_size=10, gamma=0.5)",
+        "step(0.1, step_size=10, gamma=0.5).until(80)",
+        "constant(0.1).until(10).then(sampled([1, 2, 3])).then(cosine(1.0, T_max=3))",
         "sampled([1, 2, 3]).then(4)",
         "constant(0.1).until(3).then(exponential(0.1, gamma=0.9))",
         "plateau(0.1, mode='max', patience=3)",
@@ -163,6 +235,28 @@ def test_the_repr_of_a_section_of_a_schedule_evaluates_to_the_section(
 )
 def test_the_repr_of_a_schedule_is_the_expression_that_built_it(text: str) -> None:
     assert repr(evaluated(text)) == text
+    assert evaluated(repr(evaluated(text))) == evaluated(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shortest"),
+    [
+        ("linear(0.1, start_factor=1.0, end_factor=0.0, total_iters=9)", "polynomial(0.1, total_iters=9)"),
+        (
+            "linear(0.1, start_factor=0.0, end_factor=100, total_iters=5)",
+            "linear(10.0, start_factor=0.0, total_iters=5)",
+        ),
+        ("constant(0.1).until(80).then(polynomial(0.1, 20)).until(100)", "wsd(0.1, 100, warmup=0, decay=20)"),
+        ("wsd(0.1, 100, warmup=10, decay=20).since(85)", "polynomial(0.1, total_iters=20).since(5).until(15)"),
+        ("wsd(0.1, 100, warmup=10, decay=20).until(90)", "wsd(0.1, 90, warmup=10, decay=10, final=0.05)"),
+        ("step(0.1, step_size=30, gamma=0.1).until(90)", "multistep(0.1, [30, 60], gamma=0.1).until(90)"),
+        ("piecewise({0: 1, 30: 0.5, 60: 0.25})", "multistep(1.0, [30, 60], gamma=0.5)"),
+        ("sampled([1, 1, 2])", "piecewise({0: 1, 2: 2}).until(3)"),
+    ],
+)
+def test_the_repr_of_a_schedule_that_several_expressions_make_is_a_short_one(text: str, shortest: str) -> None:
+    assert repr(evaluated(text)) == shortest
+    assert evaluated(shortest) == evaluated(text)
 
 
 def test_the_repr_of_a_schedule_does_not_depend_on_where_a_linear_segment_was_cut() -> None:
