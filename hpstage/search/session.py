@@ -18,6 +18,7 @@ from hpstage.driver.driver import Driver
 from hpstage.errors import UsageError
 from hpstage.execution.outcomes import failure_of, is_misuse, training_error
 from hpstage.optuna.ledger import Ledger
+from hpstage.optuna.private import is_feasible
 from hpstage.plan.facts import SearchEnded, SearchStarted, TrialId, UserFailure
 from hpstage.plan.plan import SearchPlan
 from hpstage.schedule.space import Described
@@ -67,7 +68,7 @@ class Session:
         setting = replace(request.setting, n_trials=started.n_trials, workers=started.workers)
         self.name = started.study  # in the plan
         self.states: Counter[TrialState] = Counter()  # of finished trials
-        self.best: float | None = None  # best value of a trial completed in this call, if there is one objective
+        self.best: float | None = None  # of the feasible trials completed in this call, if there is one objective
         self.leading: tuple[float, int] | None = None  # the best value reported at any step, and the step
         self._better = max if setting.maximize else min
         self._request = request
@@ -456,7 +457,7 @@ class Session:
         self._roster.trial_ended()
         self.stopping |= self._ledger.take_stop()  # a sampler has proposed all that it can: the others continue
         self._count(trial, 1)
-        if trial.state == TrialState.COMPLETE and len(frozen.values) == 1:
+        if trial.state == TrialState.COMPLETE and len(frozen.values) == 1 and is_feasible(frozen):
             self.best = frozen.values[0] if self.best is None else self._better(self.best, frozen.values[0])
         for callback in self._request.callbacks:
             callback(self._ledger.study, frozen)

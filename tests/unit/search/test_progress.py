@@ -251,6 +251,16 @@ def test_the_best_value_is_shown_with_its_step_until_a_trial_is_complete(monkeyp
     assert (views[-1].best, views[-1].best_step) == (study.best_value, None)
 
 
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_the_best_value_shown_is_that_of_a_feasible_trial(monkeypatch):
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0))
+    views, _ = searched(
+        monkeypatch, SimulatedExecutor(1), study, constraints=lambda metrics: {"value": metrics["value"] - 0.5}
+    )
+    assert max(trial.value for trial in study.trials) > 0.5 >= study.best_value
+    assert views[-1].best == study.best_value
+
+
 def test_progress_of_a_resumed_search_counts_trials_steps_and_stages_of_the_earlier_call(monkeypatch):
     study, journal = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)), MemoryJournal()
 
