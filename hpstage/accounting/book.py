@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from operator import le
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -38,7 +37,7 @@ from hpstage.plan.messages import host_of
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.uncollected import uncollected
-from hpstage.plan.winners import best_first
+from hpstage.plan.winners import Costs, best_first, costs_of, dominates
 from hpstage.store import Journal
 from hpstage.store.opening import address_of, open_journal
 
@@ -263,14 +262,10 @@ class Book:
         started = self.started
         if started is None or len(started.directions) != len(started.metric) or len(self.studies) != 1:
             return []
-        signs = [-1.0 if direction == "maximize" else 1.0 for direction in started.directions]
-        losses = {
-            id: tuple(sign * value for sign, value in zip(signs, values, strict=True))
-            for id, values in self.feasible.items()
-            if len(values) == len(signs)
-        }
-        kept = set(undominated(losses.values()))
-        return [id for id, loss in losses.items() if loss in kept]
+        known = {id: costs_of(started, values) for id, values in self.feasible.items()}
+        costs = {id: found for id, found in known.items() if found is not None}
+        kept = set(undominated(costs.values()))
+        return [id for id, found in costs.items() if found in kept]
 
     def number(self, trial: TrialId) -> int | None:
         """Return the trial's number in its study."""
@@ -278,18 +273,15 @@ class Book:
         return None if proposed is None else proposed.number
 
 
-def undominated(points: Iterable[tuple[float, ...]]) -> list[tuple[float, ...]]:
-    """Return the distinct points that no other dominates (below it in one coordinate and nowhere above), ascending.
+def undominated(points: Iterable[Costs]) -> list[Costs]:
+    """Return the distinct points that no other dominates, ascending.
 
     O(n log n) in two dimensions, else O(n * size of the result).
     """
-    found: list[tuple[float, ...]] = []
+    found: list[Costs] = []
     for point in sorted(set(points)):  # a point is preceded by all points that dominate it
-        if len(point) == 2:
-            dominated = bool(found) and found[-1][1] <= point[1]
-        else:
-            dominated = any(all(map(le, other, point)) for other in found)
-        if not dominated:
+        # In two dimensions, the last point found is the lowest in the second one.
+        if not any(dominates(other, point) for other in (found[-1:] if len(point) == 2 else found)):
             found.append(point)
     return found
 

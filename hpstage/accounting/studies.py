@@ -13,7 +13,9 @@ from hpstage.plan.facts import TrialId, to_metric
 from hpstage.plan.nodes import PlannedTrial
 from hpstage.plan.plan import SearchPlan
 from hpstage.plan.searches import SearchRecord
-from hpstage.plan.winners import best_state
+from hpstage.plan.winners import best_state, rank
+
+_Goal = Literal["maximize", "minimize", "lowest", "highest"]
 
 
 class Best(msgspec.Struct, frozen=True):
@@ -22,7 +24,7 @@ class Best(msgspec.Struct, frozen=True):
     metric: str
     value: float | str
     trial: TrialId
-    goal: Literal["maximize", "minimize", "lowest", "highest"]
+    goal: _Goal
 
 
 class StudyRow(msgspec.Struct, frozen=True):
@@ -91,17 +93,18 @@ def _study(book: Book, study: str, ids: list[TrialId], *, held: bool) -> StudyRo
 def _best(feasible: Mapping[TrialId, tuple[float, ...]], record: SearchRecord, ids: list[TrialId]) -> list[Best]:
     """Return the best of the study's feasible trials, by each metric of its last search."""
     found: list[Best] = []
+    directions = record.started.directions
     for i, metric in enumerate(record.started.metric):
-        values = [(feasible[id][i], id) for id in ids if i < len(feasible.get(id, ()))]
+        values = {id: feasible[id][i] for id in ids if i < len(feasible.get(id, ()))}
         if not values:
             continue
-        lowest, highest = min(values, key=lambda pair: pair[0]), max(values, key=lambda pair: pair[0])
-        goals: list[tuple[Literal["maximize", "minimize", "lowest", "highest"], tuple[float, TrialId]]]
-        if i >= len(record.started.directions):
-            goals = [("lowest", lowest), ("highest", highest)]
-        else:
-            goals = [("maximize", highest)] if record.started.directions[i] == "maximize" else [("minimize", lowest)]
-        found += [Best(metric, to_metric(value), id, goal) for goal, (value, id) in goals]
+        goals: tuple[_Goal, ...] = ("lowest", "highest")
+        if i < len(directions):
+            goals = ("maximize",) if directions[i] == "maximize" else ("minimize",)
+        for goal in goals:
+            maximize = goal in ("maximize", "highest")
+            id = min(values, key=lambda id: rank(values[id], id, maximize=maximize))
+            found.append(Best(metric, to_metric(values[id]), id, goal))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan
+from operator import le
 
 from hpstage.plan.facts import SearchStarted, TrialEnded, TrialId, number_of
 from hpstage.plan.nodes import PlannedTrial, State
@@ -41,7 +42,7 @@ class Winners:
         own = self._of.get(study)
         if own is None or len(own.search.metric) != 1 or state.metrics is None:
             return
-        costs = _costs(own.search, [state.metrics.get(own.search.metric[0], float("nan"))])
+        costs = costs_of(own.search, [state.metrics.get(own.search.metric[0], float("nan"))])
         if costs is not None and (own.leading is None or costs < own.leading[0]):
             own.leading = costs, state
 
@@ -53,8 +54,8 @@ class Winners:
         own = self._of.get(ended.study)
         if own is None or state is None or ended.objectives is None or not ended.feasible:
             return
-        costs = _costs(own.search, ended.objectives)
-        if costs is not None and not any(_dominates(other, costs) for other, _, _ in own.completed):
+        costs = costs_of(own.search, ended.objectives)
+        if costs is not None and not any(dominates(other, costs) for other, _, _ in own.completed):
             own.completed = _with(own.completed, (costs, number_of(ended.trial), state))
 
     def to_come(self, trained: Iterable[tuple[str, TrialId, State]]) -> Iterator[State]:
@@ -70,9 +71,9 @@ class Winners:
             if not state.metrics.keys() >= {*own.search.metric}:
                 yield state  # an objective is not one of the metrics: hpstage measures it
                 continue
-            costs = _costs(own.search, [state.metrics[name] for name in own.search.metric])
+            costs = costs_of(own.search, [state.metrics[name] for name in own.search.metric])
             best = completed.setdefault(study, own.completed)
-            if costs is not None and not any(_dominates(other, costs) for other, _, _ in best):
+            if costs is not None and not any(dominates(other, costs) for other, _, _ in best):
                 completed[study] = _with(best, (costs, number_of(trial), state))
         for best in completed.values():
             for _, _, state in best:
@@ -86,18 +87,21 @@ class Winners:
                 yield state
 
 
+Rank = tuple[float, int, str]
+
+
+def rank(value: float, trial: TrialId, *, maximize: bool) -> Rank:
+    """Return a key that sorts trials by their values, best first; equal ones by ascending number."""
+    name = trial.rpartition("/")[2]  # a number, except in a store that others have written
+    return -value if maximize else value, len(name), name
+
+
 def best_first(values: Mapping[TrialId, tuple[float, ...]], search: SearchStarted) -> list[TrialId]:
     """Return trials in the order of their first objective, best first; equal ones by ascending number.
 
     ``values``: those of the objectives, by trial.
     """
-    sign = -1.0 if search.maximize else 1.0
-
-    def order(id: TrialId) -> tuple[float, int, str]:
-        name = id.rpartition("/")[2]  # a number, except in a store that others have written
-        return sign * values[id][0], len(name), name
-
-    return sorted(values, key=order)
+    return sorted(values, key=lambda id: rank(values[id][0], id, maximize=search.maximize))
 
 
 def best_state(trial: PlannedTrial, search: SearchStarted) -> tuple[float, int] | None:
@@ -114,11 +118,7 @@ def best_state(trial: PlannedTrial, search: SearchStarted) -> tuple[float, int] 
     return (sign * value, step) if found else None
 
 
-def _objectives(search: SearchStarted) -> object:
-    return search.metric, search.directions
-
-
-def _costs(search: SearchStarted, values: Sequence[float]) -> Costs | None:
+def costs_of(search: SearchStarted, values: Sequence[float]) -> Costs | None:
     """Return values to be minimized; ``None`` if they cannot be compared."""
     if len(values) != len(search.directions) or any(map(isnan, values)):
         return None
@@ -126,15 +126,19 @@ def _costs(search: SearchStarted, values: Sequence[float]) -> Costs | None:
     return tuple(-value if direction == "maximize" else value for value, direction in pairs)
 
 
+def dominates(one: Costs, other: Costs) -> bool:
+    """Whether ``one`` is nowhere worse, and somewhere better."""
+    return one != other and all(map(le, one, other))
+
+
+def _objectives(search: SearchStarted) -> object:
+    return search.metric, search.directions
+
+
 def _with(completed: list[_Completed], new: _Completed) -> list[_Completed]:
     """Return the best of completed trials and of a new one that none of them dominates."""
-    best = [found for found in completed if not _dominates(new[0], found[0])]
+    best = [found for found in completed if not dominates(new[0], found[0])]
     best.append(new)
     if len(new[0]) == 1 and len(best) > 2:  # Optuna's storages return the first or the lowest-numbered of equal trials
         return [best[0], min(best[1:], key=lambda found: found[1])]
     return best
-
-
-def _dominates(one: Costs, other: Costs) -> bool:
-    """Whether ``one`` is nowhere worse, and somewhere better."""
-    return one != other and all(mine <= theirs for mine, theirs in zip(one, other, strict=True))
