@@ -182,7 +182,7 @@ class PlanView(Accounting):
                 # Another driver may have reported it already.
                 self.states_lost[fact.reason] += plan.nodes[fact.node].states[fact.step].kept is not None
             case TrialProposed(study=name, trial=trial) | TrialEnded(study=name, trial=trial) if trial is not None:
-                self.studies[name].withdraw(trial)
+                self.studies[name].standings.withdraw(trial)
         plan.apply(fact)
         paid = self.apply(fact)
         match fact:
@@ -209,8 +209,8 @@ class PlanView(Accounting):
                 self.studies.setdefault(fact.study, StudyView(fact, self.tallies[fact.study])).restart(fact)
             case TrialProposed(trial=trial) | TrialEnded(trial=trial) if trial is not None:
                 study, ended = self.studies[fact.study], plan.ended.get(trial)
-                (study.infeasible.discard if ended is None or ended.feasible else study.infeasible.add)(trial)
-                study.enter(trial)
+                study.standings.enter(trial, feasible=ended is None or ended.feasible)
+                study.trial_changes.mark(trial)
             case SearchEnded():
                 self.studies[fact.study].ended = True
 

@@ -96,7 +96,7 @@ class Feed:
                 known = self._branches.get(leaf.id)
                 branch = self._add_branch(leaf, rows) if known is None else known
             number = plain(id.rpartition("/")[2], 12) if proposed is None else str(proposed.number)
-            result = study.standing.get(id)
+            result = study.standings.results.get(id)
             value = None if result is None else result.value
             if ended is not None and ended.state == "COMPLETE" and ended.values:
                 value = float(ended.values[0])
@@ -126,7 +126,7 @@ class Feed:
 
     def _new_header(self, now: float) -> Header:
         view, study = self._view, self._study
-        best = study.best(1)
+        best = study.standings.best(1)
         at = []
         for chain in view.plan.chains.values():
             place = place_of(view, chain, now)

@@ -124,7 +124,7 @@ class Metrics(Panel):
         if shown is None:
             return
         study, metric = shown.study, shown.study.started.metric[0]
-        best = study.best(_CURVES)
+        best = study.standings.best(_CURVES)
         curves = [
             _thinned(curve(shown.view.plan.trials[result.trial], metric, result.step), _CURVE_POINTS) for result in best
         ]
@@ -187,7 +187,7 @@ class Rungs(Panel):
     def draw(self, shown: Shown | None, now: float) -> None:
         if shown is None:
             return
-        rungs = shown.study.rungs
+        rungs = shown.study.standings.rungs
         # A search without rungs may request any step: the steps that the most trials request are drawn.
         steps = sorted(sorted(rungs, key=lambda step: (-rungs[step].requested, step))[:_RUNGS])
         factors = [str(step) for step in steps]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar, get_args
 
 from hpstage.accounting.branches import TreeBranch, can_be_drawn, extend
+from hpstage.accounting.standings import Result, Standings
 from hpstage.accounting.tally import Tally
 from hpstage.plan.facts import NodeId, SearchStarted, TrialId
 from hpstage.plan.nodes import PlannedTrial
@@ -55,31 +55,12 @@ _HISTORY = 800
 """Maximum number of points of a curve over time. If there are more, every second point is dropped."""
 
 
-_Rank = tuple[bool, float, int, TrialId]
-
-
 @dataclass(slots=True, kw_only=True)
 class StudyBranch(TreeBranch):
     """A branch of a study."""
 
     study: StudyView
     pieces: tuple[PieceState, ...] = ()  # as last counted
-
-
-@dataclass(slots=True)
-class Rung:
-    """A step at which trials are evaluated."""
-
-    requested: int = 0
-    evaluated: int = 0
-    best: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    trial: TrialId
-    step: int
-    value: float
 
 
 class TimeSeries:
@@ -118,10 +99,7 @@ class StudyView:
         self.ended = False
         self.stages: Counter[PieceState] = Counter()  # pieces of branches by state
         self.branches: dict[NodeId, StudyBranch] = {}  # parents before children
-        self.rungs: dict[int, Rung] = {}
-        self.infeasible: set[TrialId] = set()  # completed trials that do not satisfy the study's constraints
-        self.standing: dict[TrialId, Result] = {}  # the finite result of each trial at its last step
-        self._ranking: list[_Rank] = []  # of the results in standing, the best first
+        self.standings = Standings(tally)
         self.results: deque[Result] = deque(maxlen=_RESULTS)
         self.reported = 0  # number of results so far
         self.extent: tuple[float, float] | None = None  # the lowest and the highest result that can be drawn
@@ -147,19 +125,7 @@ class StudyView:
         self.started = started
         self.ended = False
         self.longest = max(self.longest, started.steps)
-        self._ranking = sorted(map(self._rank, self.standing.values()))
-
-    def withdraw(self, trial: TrialId) -> None:
-        """Remove a trial from the ranking, before its end or its last result changes."""
-        result = self.standing.get(trial)
-        if result is not None:
-            del self._ranking[bisect_left(self._ranking, self._rank(result))]
-
-    def enter(self, trial: TrialId) -> None:
-        """Put a trial into the ranking again."""
-        if trial in self.standing:
-            insort(self._ranking, self._rank(self.standing[trial]))
-        self.trial_changes.mark(trial)
+        self.standings.restart(maximize=self.maximize)
 
     def request(self, trial: PlannedTrial, before: int, step: int) -> list[StudyBranch]:
         """Record that ``step`` of a trial is requested, and return the new branches.
@@ -167,30 +133,21 @@ class StudyView:
         Args:
             before: the last step requested of the trial until now.
         """
-        self.rungs.setdefault(step, Rung()).requested += 1
+        self.standings.request(step)
         self.trial_changes.mark(trial.id)
         return extend(self.branches, trial, before, step, lambda node: StudyBranch(node, node.start, study=self))
 
     def report(self, trial: PlannedTrial, step: int, metrics: Mapping[str, float]) -> None:
-        value = metrics.get(self.started.metric[0], math.nan)
-        rung = self.rungs.setdefault(step, Rung())
-        rung.evaluated += 1
+        result = self.standings.report(trial.id, step, metrics.get(self.started.metric[0], math.nan))
         self.trial_changes.mark(trial.id)
-        if not math.isfinite(value):
+        if result is None:
             return
-        result = Result(trial.id, step, value)
-        standing = self.standing.get(trial.id)
-        if standing is None or step > standing.step:
-            self.withdraw(trial.id)
-            self.standing[trial.id] = result
-            self.enter(trial.id)
         self.results.append(result)
         self.reported += 1
+        value = result.value
         if can_be_drawn(value):
             low, high = self.extent or (value, value)
             self.extent = min(low, value), max(high, value)
-        better = rung.best is None or (value > rung.best if self.maximize else value < rung.best)
-        rung.best = value if better else rung.best
 
     def mark(self, at: float, alone_seconds: float) -> None:
         """Add a point to the history, after a state was reached or a chain was lost.
@@ -201,16 +158,6 @@ class StudyView:
         """
         self._latest = max(self._latest, at - self.began)  # reports of several workers are not in order
         self.history.add(self._latest, alone_seconds, self.totals.worker_seconds)
-
-    def best(self, count: int) -> list[Result]:
-        """Return the last results of the best trials, the best first. As in Optuna, completed feasible trials precede
-        all others."""
-        return [self.standing[trial] for _, _, _, trial in self._ranking[:count]]
-
-    def _rank(self, result: Result) -> _Rank:
-        sign = -1 if self.maximize else 1
-        complete = self.trials.get(result.trial) == "COMPLETE" and result.trial not in self.infeasible
-        return not complete, sign * result.value, len(result.trial), result.trial
 
 
 def curve(trial: PlannedTrial, metric: str, stop: int) -> list[tuple[int, float]]:

@@ -54,7 +54,7 @@ def _finished(shown: Shown) -> Tile:
 
 def _best(shown: Shown) -> Tile | None:
     study, plan = shown.study, shown.view.plan
-    best = study.best(1)
+    best = study.standings.best(1)
     if not best:
         return None
     trial = best[0].trial

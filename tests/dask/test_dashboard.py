@@ -142,12 +142,12 @@ def test_the_page_shows_the_figures_of_the_result() -> None:
     assert study.totals.merge_rate == savings.merge_rate
     assert study.totals.worker_seconds == pytest.approx(savings.worker_seconds)
     assert study.ended and not view.is_driven("study")
-    [best] = study.best(1)
+    [best] = study.standings.best(1)
     assert best.value == result.best_value and best.trial == result.trial_id(result.best_trial.number)
     reported = result.best_trial.intermediate_values
     points = dict(curve(view.plan.trials[best.trial], "score", best.step))
     assert reported.items() <= points.items()
-    assert {step: (rung.requested, rung.evaluated) for step, rung in study.rungs.items()} == {
+    assert {step: (rung.requested, rung.evaluated) for step, rung in study.standings.rungs.items()} == {
         step: (count, count)
         for step in {step for trial in result.study.trials for step in trial.intermediate_values}
         for count in [sum(step in trial.intermediate_values for trial in result.study.trials)]
@@ -266,7 +266,7 @@ def test_stages_below_a_failed_branch_are_shown_as_failed() -> None:
     )
     assert "<b>2 trials failed</b>" in failures_html(board.studies()[0])
     assert not found.maximize
-    assert found.best(1)[0].value == study.best_value
+    assert found.standings.best(1)[0].value == study.best_value
 
 
 def texts(shown: Shown, seconds_left: float | None = None) -> list[str]:

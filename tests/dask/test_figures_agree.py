@@ -194,7 +194,7 @@ def test_all_outputs_show_the_same_trial_counts_and_best_value(outputs: Outputs)
     study = outputs.shown.study
     best = outputs.result.study.best_trial
     (row,) = outputs.json["studies"]
-    assert study.best(1)[0].value == row["best"][0]["value"] == best.value
+    assert study.standings.best(1)[0].value == row["best"][0]["value"] == best.value
     assert (
         f"{best.value:.6g}" in outputs.terminal
         and f"{best.value:.6g}" in outputs.page

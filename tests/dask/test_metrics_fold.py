@@ -105,12 +105,12 @@ def check_stages(view: PlanView) -> None:
         assert all(count >= 0 for count in study.stages.values())
         assert study.trials_by_end == Counter(study.trials.values())
         ranked = sorted(
-            study.standing.values(),
+            study.standings.results.values(),
             key=lambda result: (
                 study.trials[result.trial] != "COMPLETE", result.value, len(result.trial), result.trial,
             ),
         )  # fmt: skip
-        assert study.best(5) == ranked[:5]
+        assert study.standings.best(5) == ranked[:5]
 
 
 def check_that_all_say_the_same(view: PlanView, account: Account) -> None:
@@ -310,7 +310,7 @@ def test_a_resumed_study_counts_steps_that_another_study_trained_in_between(tmp_
         view.fold([record])
     check_that_all_say_the_same(view, account)
     away = view.studies["away"]
-    assert away.totals.answers == 4 and away.rungs[20].evaluated == 4
+    assert away.totals.answers == 4 and away.standings.rungs[20].evaluated == 4
     alone = sum(Book(account, "away").alone.values())
     assert view.alone_seconds("away") == pytest.approx(alone, abs=1e-3)
     assert resumed.savings.worker_seconds_alone == pytest.approx(alone, abs=1e-3)

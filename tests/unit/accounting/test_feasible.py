@@ -67,7 +67,7 @@ def test_the_best_trial_is_feasible_in_store_report_and_dashboard(tmp_path: Path
     board = Board()
     board.offer("plan", 0, SQLiteJournal(tmp_path / "plan.sqlite", read_only=True).read())
     (view,) = board.plans.values()
-    assert [result.value for result in view.studies["sizes"].best(3)] == [2.0, 1.0, 3.0]
+    assert [result.value for result in view.studies["sizes"].standings.best(3)] == [2.0, 1.0, 3.0]
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
