@@ -8,13 +8,13 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from hpstage.accounting.accounting import Accounting
+from hpstage.accounting.branch_states import cut, running
 from hpstage.cluster.dashboard.follower import NO_MORE, OLD, RECORDS
-from hpstage.cluster.dashboard.study import Activity, PieceState, StudyBranch, StudyView
+from hpstage.cluster.dashboard.study import Activity, StudyBranch, StudyView
 from hpstage.errors import HpstageError
 from hpstage.plan.facts import (
     ChainClosed,
@@ -41,7 +41,6 @@ from hpstage.plan.facts import (
     WorkerId,
 )
 from hpstage.plan.log import facts_of, fold_checked, shares
-from hpstage.plan.nodes import Node
 from hpstage.plan.open_chain import OpenChain
 from hpstage.plan.plan import SearchPlan
 from hpstage.store import Cursor
@@ -92,19 +91,6 @@ class PlanView(Accounting):
         finally:
             self._count()
 
-    def trained_to(self, node: NodeId) -> int:
-        """Return the step up to which a node is trained; training covers a node from its start, without gaps."""
-        return self.front(node) or self.plan.nodes[node].start
-
-    def is_out_of_reach(self, node: Node) -> bool:
-        """Whether training fails before it reaches the node. O(depth), if there are failures."""
-        while self.has_failures and node.parent is not None:
-            step = self.fails_at(node.parent.id)
-            if step is not None and step < node.start:
-                return True
-            node = node.parent
-        return False
-
     def driven_by(self, chain: OpenChain) -> str:
         return self._driven.get(chain.driver, "")
 
@@ -133,7 +119,7 @@ class PlanView(Accounting):
 
     def _count(self) -> None:
         """Recount the stages of changed branches."""
-        ahead = running(self) if self._changed else {}
+        ahead = running(self.plan) if self._changed else {}
         for node in self._changed:
             for branch in self._branches.get(node, ()):
                 study = branch.study
@@ -243,11 +229,11 @@ class PlanView(Accounting):
         node = plan.nodes[id]
         request = None if fact.metrics is None else self.requests.get((id, fact.step))
         answered = () if request is None else request.waiting or ()
-        front, fails_at = self.trained_to(id), self.fails_at(id)
+        front, fails_at = self.trained_to(node), self.fails_at(id)
         paid = self.apply(fact)
         assert paid is not None
         self._changed.add(id)
-        reached = self.trained_to(id)
+        reached = self.trained_to(node)
         self._changed.update(child.id for child in node.children if front < child.start <= reached)
         if fails_at is not None and self.fails_at(id) != fails_at:
             self._touch_below(id, fails_at)
@@ -261,40 +247,6 @@ class PlanView(Accounting):
             if study is not None and metrics is not None:
                 study.report(plan.trials[trial], fact.step, metrics)
                 self._mark(study, fact.at)
-
-
-def running(view: PlanView) -> dict[NodeId, int]:
-    """Return the step up to which running chains will train each node. O(open chains)."""
-    ahead: dict[NodeId, int] = {}
-    for chain in view.plan.chains.values():
-        for span in chain.ahead():
-            ahead[span.node] = max(span.stop, ahead.get(span.node, 0))
-    return ahead
-
-
-def cut(view: PlanView, study: str, branch: StudyBranch, running: int | None) -> Iterator[tuple[int, int, PieceState]]:
-    """Yield ``(start, stop, state)`` of each piece of a branch of ``study``, from its node's start to its reach.
-
-    Trained pieces are done, or reused if a trial of another study requested them first.
-    """
-    node, reach = branch.node, branch.reach
-    front = view.trained_to(node.id)
-    requesters = view.first_requests(node, node.start, min(front, reach))
-    for mine, steps in groupby(requesters, lambda requester: requester[2].study == study):
-        pieces = list(steps)
-        yield pieces[0][0], pieces[-1][1], "done" if mine else "reused"
-    if front < reach and running is not None and running > front:
-        yield front, min(running, reach), "running"
-        front = running
-    if front < reach:
-        fails_at = view.fails_at(node.id)
-        if (fails_at is not None and fails_at < reach) or view.is_out_of_reach(node):
-            yield front, reach, "failed"
-        else:
-            ready = running is None and (
-                front > node.start or node.parent is None or view.trained_to(node.parent.id) >= node.start
-            )
-            yield front, reach, "ready" if ready else "waiting"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 
+from hpstage.accounting.branch_states import state_of
 from hpstage.accounting.branches import points_of
 from hpstage.cluster.dashboard.board import PlanView
-from hpstage.cluster.dashboard.study import StudyBranch, StudyView
+from hpstage.cluster.dashboard.study import StudyView
 from hpstage.cluster.dashboard.work import place_of
 from hpstage.plan.facts import NodeId, StageFailed, TrialId
 from hpstage.plan.nodes import Node
@@ -80,7 +81,8 @@ class Feed:
             parent = self._add_branch(node.parent, rows) if known is None else known
         index = self._branches.setdefault(node.id, len(self._branches))
         branch, study = self._study.branches[node.id], self._study
-        points, state = points_of(branch, study.started.metric[0]), _state(branch, ended=study.ended)
+        points = points_of(branch, study.started.metric[0])
+        state = state_of(self._view, branch, branch.pieces, "dropped" if study.ended else "waiting")
         rows.branches[index] = branch_row(self._view, branch, parent, state, points, maximize=study.maximize)
         return index
 
@@ -143,19 +145,9 @@ class Feed:
         )
 
 
-def failures_on(view: PlanView, study: StudyView) -> Iterable[StageFailed]:
+def failures_on(view: PlanView, study: StudyView) -> Iterator[StageFailed]:
     """Yield the exceptions in the user's code on the paths of a study's trials."""
-    for fact in view.failures():
-        branch = study.branches.get(fact.node)
-        if branch is not None and (fact.step <= branch.reach if fact.evaluating else fact.step < branch.reach):
-            yield fact
-
-
-def _state(branch: StudyBranch, *, ended: bool) -> str:
-    pieces = set(branch.pieces)
-    for state in ("failed", "running"):
-        if state in pieces:
-            return state
-    if pieces & {"ready", "waiting"}:
-        return "dropped" if ended else "waiting"
-    return "trained for another study" if pieces == {"reused"} else "done"
+    for node in dict.fromkeys(fact.node for fact in view.failures()):
+        branch = study.branches.get(node)
+        if branch is not None:
+            yield from view.failed_on(node, branch.reach)

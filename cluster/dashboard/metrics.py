@@ -21,9 +21,10 @@ from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from hpstage.accounting.branch_states import PIECE_STATES
 from hpstage.accounting.sums import Sums
 from hpstage.cluster.dashboard.board import Board, PlanView
-from hpstage.cluster.dashboard.study import ACTIVITIES, STATES, Activity, StudyView
+from hpstage.cluster.dashboard.study import ACTIVITIES, Activity, StudyView
 from hpstage.plan.facts import ChainOutcome, Departure, StateLoss, WorkerId
 
 _MOST_STUDIES = 50
@@ -198,7 +199,7 @@ class _Sheet:
 
     def study(self, plan: str, view: PlanView, study: StudyView, workers: int, drivers: int) -> None:
         labels = (plan, study.name)
-        for state in STATES:
+        for state in PIECE_STATES:
             self._add("hpstage_stages", study.stages[state], *labels, state)
         unfinished = study.trials_by_end[None]
         trials = {"running": 0, "open": 0, "complete": 0, "pruned": 0, "fail": 0, "rejected": 0}

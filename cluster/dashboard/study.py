@@ -8,6 +8,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar, get_args
 
+from hpstage.accounting.branch_states import PieceState
 from hpstage.accounting.branches import TreeBranch, can_be_drawn, extend
 from hpstage.accounting.standings import Result, Standings
 from hpstage.accounting.tally import Tally
@@ -39,11 +40,6 @@ class Changes(Generic[Key]):
             found.append(key)
         return found[::-1]
 
-
-PieceState = Literal["waiting", "ready", "running", "done", "reused", "failed"]
-"""The state of a piece of a branch; ``reused``: another study requested it first."""
-
-STATES: tuple[PieceState, ...] = get_args(PieceState)
 
 Activity = Literal["train", "evaluate", "load", "save", "wasted"]
 """An activity of workers; ``wasted``: training whose results were discarded."""

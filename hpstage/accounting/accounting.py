@@ -411,6 +411,10 @@ class Accounting:
         row = self.nodes.get(node)
         return 0 if row is None else row.front
 
+    def trained_to(self, node: Node) -> int:
+        """Return the step up to which a node is trained; training covers a node from its start, without gaps."""
+        return self.front(node.id) or node.start
+
     def first_requests(self, node: Node, start: int, stop: int) -> Iterator[tuple[int, int, PlannedTrial]]:
         """Yield ``(start, stop, trial)`` for steps of a node, in order: ``trial`` was the first to request them."""
         row = self.nodes.get(node.id)
@@ -440,6 +444,11 @@ class Accounting:
         """Return the first step of the node in which training is known to raise."""
         places = self._failures.get(node, ())
         return min((step for step, evaluating in places if not evaluating), default=None)
+
+    def failed_on(self, node: NodeId, reach: int) -> list[StageFailed]:
+        """Return the exceptions on the path of a trial that requests a node up to step ``reach``."""
+        places = self._failures.get(node, {}).items()
+        return [failed for (step, evaluating), failed in places if step < reach or (evaluating and step == reach)]
 
     def _pace(self, node: Node) -> float:
         """Return a node's seconds per step: measured, or its nearest measured ancestor's, or else the average."""

@@ -68,8 +68,7 @@ def failures_of(book: Book) -> list[tuple[StageFailed, list[TrialId]]]:
     found: list[tuple[StageFailed, list[TrialId]]] = []
     by_node: dict[NodeId, list[tuple[StageFailed, list[TrialId]]]] = {}
     for fact in book.account.failures():
-        reach = book.reach.get(fact.node, 0)
-        if book.study is None or (fact.step <= reach if fact.evaluating else fact.step < reach):
+        if book.study is None or fact in book.account.failed_on(fact.node, book.reach.get(fact.node, 0)):
             found.append((fact, []))
             by_node.setdefault(fact.node, []).append(found[-1])
     for id, trial in book.trials.items():

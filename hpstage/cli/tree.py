@@ -12,6 +12,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from hpstage.accounting.book import Book, open_book
+from hpstage.accounting.branch_states import BranchState, states
 from hpstage.accounting.branches import TreeBranch
 from hpstage.cli import options
 from hpstage.cli.terminal import columns, echo, show
@@ -19,16 +20,16 @@ from hpstage.errors import UsageError
 from hpstage.errors.text import clean, count_of, folded, shortened
 from hpstage.plan.facts import NodeId
 from hpstage.report.files import refusing, replacing
-from hpstage.report.tree.branches import State, changes, states
+from hpstage.report.tree.branches import changes
 
 _LINES = 200
 _KINDS = ("png", "svg", "pdf")
 _INDENT = 40  # maximum columns; deeper nodes are not indented further, and name their parent
 _GUIDE = 4  # columns of rich's guides
 _HANGING = " " * 4
-_STYLES: dict[State, str] = {
+_STYLES: dict[BranchState, str] = {
     "failed": "bold red", "running": "cyan", "waiting": "yellow", "interrupted": "yellow", "done": "green",
-    "dropped": "dim",
+    "trained for another study": "green", "dropped": "dim",
 }  # fmt: skip
 
 
@@ -48,8 +49,8 @@ def tree(
     """Show the stage tree of a store.
 
     Each line shows a node: its steps, the hyperparameters that change there, its state (waiting, running, done,
-    failed, interrupted; dropped: no trial needs its remaining steps), its checkpoints, the best value of the metric at
-    or below it, and the number of trials through it. The store is not changed.
+    trained for another study, failed, interrupted; dropped: no trial needs its remaining steps), its checkpoints, the
+    best value of the metric at or below it, and the number of trials through it. The store is not changed.
 
     --picture draws the whole tree, as in hpstage report; --depth and --lines apply only to the text.
 
@@ -91,7 +92,7 @@ def draw(book: Book, *, depth: int | None, lines: int, width: int | None) -> Tre
     for id, branch in reversed(branches.items()):  # children before their parents
         if branch.node.parent is not None:
             below[branch.node.parent.id] += below[id] + (id not in shown)
-    progress = states(book.account, branches)
+    progress = states(book.account, branches, book.study)
     deepest = _INDENT if width is None else min(_INDENT, width // 3)
     drawn = Tree("", hide_root=True, guide_style="dim")
     roots = [branches[id] for id in sorted(shown, reverse=True) if branches[id].node.parent is None]
@@ -131,7 +132,7 @@ def _choose(branches: dict[NodeId, TreeBranch], depth: int | None, lines: int) -
     return shown
 
 
-def _describe(book: Book, branch: TreeBranch, state: State, hidden: int, *, after: bool) -> list[Text]:
+def _describe(book: Book, branch: TreeBranch, state: BranchState, hidden: int, *, after: bool) -> list[Text]:
     """Return the parts of a branch's line. ``after``: with the name of its parent."""
     node, metric, value = branch.node, book.metric, book.measured[branch.node.id].value
     words = [Text(f"#{node.id}", "dim"), Text(f"{node.start:,}-{branch.reach:,}")]

@@ -15,7 +15,8 @@ from msgspec import structs
 
 import hpstage
 from hpstage import schedule as s
-from hpstage.cluster.dashboard.board import Board, PlanView, Shown, cut, running
+from hpstage.accounting.branch_states import cut, running
+from hpstage.cluster.dashboard.board import Board, PlanView, Shown
 from hpstage.cluster.dashboard.feed import Feed
 from hpstage.cluster.dashboard.figures import Metrics
 from hpstage.cluster.dashboard.follower import NO_MORE, OLD
@@ -64,7 +65,7 @@ def shown(board: Board, study: str = "study") -> tuple[PlanView, StudyView]:
 def covered(board: Board) -> int:
     """Unique steps that were trained."""
     [view] = board.plans.values()
-    return sum(view.trained_to(node.id) - node.start for node in view.plan.nodes)
+    return sum(view.trained_to(node) - node.start for node in view.plan.nodes)
 
 
 Pieces = list[tuple[int, int, int, str]]
@@ -73,7 +74,7 @@ Pieces = list[tuple[int, int, int, str]]
 def pieces_of(view: PlanView, study: StudyView) -> Pieces:
     """Node, start, stop and state of each piece of the study's branches: each is covered once from its start to
     reach."""
-    ahead, found = running(view), []
+    ahead, found = running(view.plan), []
     for id, branch in study.branches.items():
         own = list(cut(view, study.name, branch, ahead.get(id)))
         assert own[0][0] == branch.node.start and own[-1][1] == branch.reach

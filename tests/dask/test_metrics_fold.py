@@ -19,8 +19,9 @@ import hpstage
 from hpstage import schedule as s
 from hpstage.accounting.account import Account, new_account
 from hpstage.accounting.book import Book
+from hpstage.accounting.branch_states import cut, running
 from hpstage.accounting.studies import study_rows
-from hpstage.cluster.dashboard.board import Board, PlanView, cut, running
+from hpstage.cluster.dashboard.board import Board, PlanView
 from hpstage.cluster.dashboard.follower import NO_MORE, RECORDS
 from hpstage.cluster.dashboard.study import StudyView
 from hpstage.driver.driver import Driver
@@ -91,7 +92,7 @@ class Study:
 
 
 def pieces_of(view: PlanView, study: StudyView) -> list[tuple[NodeId, str]]:
-    ahead = running(view)
+    ahead = running(view.plan)
     return [
         (id, state)
         for id, branch in study.branches.items()

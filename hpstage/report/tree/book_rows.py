@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from hpstage.accounting.book import Book
+from hpstage.accounting.branch_states import states
 from hpstage.accounting.failures import failures_of
 from hpstage.errors import CheckpointError
 from hpstage.report.names import plain, trial_name
-from hpstage.report.tree.branches import states
 from hpstage.report.tree.rows import (
     ROOT,
     Header,
@@ -27,7 +27,7 @@ from hpstage.report.trial_log import broken_off_steps, joined, loaded, node_log_
 def rows_of(book: Book) -> Rows:
     """Return all rows of a book's tree."""
     account, branches = book.account, book.branches
-    plan, progress = account.plan, states(account, branches)
+    plan, progress = account.plan, states(account, branches, book.study)
     place = {id: i for i, id in enumerate(branches)}  # parents before children
     rows = Rows()
     for id, branch in branches.items():

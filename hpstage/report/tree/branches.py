@@ -1,23 +1,13 @@
-"""Text about a branch of the stage tree: which hyperparameters change at its start, and its state. Pure."""
+"""Text about a branch of the stage tree: which hyperparameters change at its start. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
-
-from hpstage.accounting.accounting import Accounting
-from hpstage.accounting.branches import TreeBranch
 from hpstage.errors.text import clean, shortened
-from hpstage.plan.facts import NodeId
 from hpstage.plan.nodes import Node
 from hpstage.schedule.forms import Constant, Form
 
 _VALUE = 40  # maximum number of characters of a value
 _NAMES = 6  # maximum number of hyperparameters named
-
-State = Literal["failed", "running", "waiting", "interrupted", "done", "dropped"]
-"""``interrupted``: an unfinished trial needs the rest of the branch, but its search is not running; ``dropped``: no
-trial needs the rest of the branch."""
 
 
 def changes(node: Node) -> str:
@@ -42,28 +32,3 @@ def _form(form: Form, start: int) -> str:
 
 def _value(value: object) -> str:
     return shortened(clean(value) if isinstance(value, str) else value, _VALUE)
-
-
-def states(account: Accounting, branches: Mapping[NodeId, TreeBranch]) -> dict[NodeId, State]:
-    plan = account.plan
-    found: dict[NodeId, State] = {}
-    for wanted in plan.open_targets.wanted():
-        node: Node | None = wanted.node
-        while node is not None and node.id not in found:
-            found[node.id] = "waiting"
-            node = node.parent
-    for name, trial in plan.trials.items():
-        if name not in plan.ended:
-            for passed, _, _ in trial.path_to(trial.requested):
-                found.setdefault(passed.id, "interrupted")
-    for chain in plan.chains.values():
-        for span in chain.ahead():
-            found[span.node] = "running"
-    for failure in account.failures():
-        found[failure.node] = "failed"
-    progress: dict[NodeId, State] = {}
-    for id, branch in branches.items():
-        state = found.get(id, "dropped")
-        done = state in ("waiting", "interrupted", "dropped") and account.front(id) >= branch.reach
-        progress[id] = "done" if done else state
-    return progress

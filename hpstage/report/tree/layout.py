@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hpstage.accounting.book import Book
+from hpstage.accounting.branch_states import BranchState, states
 from hpstage.accounting.branches import TreeBranch, foremost, merit, rows
 from hpstage.plan.facts import NodeId, TrialId
-from hpstage.report.tree.branches import State, changes, states
+from hpstage.report.tree.branches import changes
 
 ROWS = 60
 """Maximum number of rows of a picture; more are not legible."""
@@ -25,7 +26,7 @@ class LaidBranch:
     parent: int
     stop: int
     label: str
-    state: State
+    state: BranchState
     rank: float | None
     """1 for the branches with the best metric on or below them, 0 for the worst; ``None`` if nothing was measured."""
 
@@ -201,7 +202,7 @@ def lay_out(book: Book) -> Layout:
     for i in reversed(range(len(parents))):
         if parents[i] != ROOT:
             stops[parents[i]] = max(stops[parents[i]], stops[i])
-    progress, ranks = states(book.account, branches), _ranks(book)
+    progress, ranks = states(book.account, branches, book.study), _ranks(book)
     laid = [
         LaidBranch(branches[id], parents[i], stops[i], changes(branches[id].node), progress[id], ranks.get(id))
         for i, id in enumerate(found)

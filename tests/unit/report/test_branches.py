@@ -7,10 +7,11 @@ import pytest
 
 from hpstage import schedule as s
 from hpstage.accounting.book import open_book
+from hpstage.accounting.branch_states import BranchState, states
 from hpstage.accounting.branches import branches_of, foremost, measured, merit, ranking, rows
 from hpstage.accounting.savings import merged
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.plan.facts import TrialAdded, TrialId
+from hpstage.plan.facts import DriverId, NodeId, StageFailed, TargetAsked, TrialAdded, TrialId, UserFailure
 from hpstage.search.results.result import Result
 from tests.unit.reports import search
 from tests.unit.searches import Search, trial
@@ -99,3 +100,19 @@ def test_results_of_another_study_on_a_shared_branch_are_not_counted_for_a_study
     for study, steps_measured in (("one", [4, 8]), ("two", [4])):
         [found] = measured(branches_of(open_book(run.journal, study).trials), "value", maximize=True).values()
         assert [step for step, _ in found.points] == steps_measured
+
+
+def test_a_branch_is_failed_if_its_evaluation_raised_or_training_raised_before_it() -> None:
+    def states_now() -> dict[NodeId, BranchState]:
+        book = open_book(run.journal)
+        return states(book.account, book.branches, None)
+
+    run = Search(SimulatedExecutor(1))
+    run.driver.add([trial(0, {"a": s.constant(1)}, 8), trial(1, {"a": s.piecewise({0: 1, 4: 2})}, 8)])
+    run.driver.log.write([TargetAsked(TrialId(f"study/{i}"), 8, DriverId("d")) for i in range(2)])
+    root, *below = run.plan.nodes
+    assert set(states_now().values()) == {"waiting"}
+    run.driver.log.write([StageFailed(root.id, 3, True, UserFailure("", ""))])
+    assert states_now() == {root.id: "failed"} | {node.id: "waiting" for node in below}
+    run.driver.log.write([StageFailed(root.id, 3, False, UserFailure("", ""))])
+    assert set(states_now().values()) == {"failed"}
