@@ -76,7 +76,7 @@ from hpstage.execution.trying_out import measured
 from hpstage.execution.untrained import UntrainedFork
 from hpstage.plan.facts import ChainId, StateKey, WorkerId
 from hpstage.plan.messages import ChainEnded, ChainReport
-from hpstage.trainable import Bundling, Trainable
+from hpstage.trainable import Trainable, is_bundling
 from hpstage.training.identity.environment import describe
 from hpstage.training.identity.inputs import inputs_of
 from hpstage.training.trainables import as_trainable
@@ -344,7 +344,7 @@ class _Training:
             host = "127.0.0.1" if place.scheme == "inproc" else place.hostname or "127.0.0.1"
             live = _live_cache()
             untrained = None
-            if not (self._checkpoints or isinstance(self._trainable, Bundling)):  # before the first step is trained
+            if not (self._checkpoints or is_bundling(self._trainable)):  # before the first step is trained
                 untrained = UntrainedFork.made(self._trainable)
             self._checkpoints = checkpoints
             self._bundle = Bundle(

@@ -9,7 +9,6 @@ look-ups, so that an interrupted search is resumed by replay: targets trained be
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hpstage.errors.arguments import EXACT, Kind, whole
+from hpstage.errors.deprecation import deprecated
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -113,9 +113,14 @@ class Search(ABC):
 
     def __init_subclass__(cls) -> None:
         if "told" in vars(cls):  # the method's name until 0.3
-            warnings.warn(f"{cls.__name__}.told is deprecated; call it reported", DeprecationWarning, stacklevel=2)
-            cls.reported = cls.told  # type: ignore[attr-defined, method-assign]
+            deprecated(f"{cls.__name__}.told", "reported")
+            cls.reported = cls.told  # type: ignore[method-assign]
         super().__init_subclass__()
+
+    def told(self, index: int, step: int, value: float) -> list[Action]:
+        """The name of :meth:`reported` until 0.3."""
+        deprecated(f"{type(self).__name__}.told", "reported")
+        return self.reported(index, step, value)
 
     def forked(self, index: int, fork: Fork) -> list[Action]:
         """Handle the trial created for ``fork``."""

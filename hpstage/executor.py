@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from hpstage.errors import InternalError
+from hpstage.errors.deprecation import deprecated
 from hpstage.plan.devices import Devices
 from hpstage.plan.facts import ChainId, StateKey, WorkerId
 from hpstage.plan.messages import Amendment, Audit, AuditId, Chain, Report
@@ -138,9 +138,15 @@ class Executor(ABC):
 
     def __init_subclass__(cls) -> None:
         if "lanes" in vars(cls):  # the property's name until 0.3
-            warnings.warn(f"{cls.__name__}.lanes is deprecated; call it slots", DeprecationWarning, stacklevel=2)
-            cls.slots = cls.lanes  # type: ignore[attr-defined, method-assign]
+            deprecated(f"{cls.__name__}.lanes", "slots")
+            cls.slots = cls.lanes  # type: ignore[method-assign]
         super().__init_subclass__()
+
+    @property
+    def lanes(self) -> int:
+        """The name of :attr:`slots` until 0.3."""
+        deprecated(f"{type(self).__name__}.lanes", "slots")
+        return self.slots
 
     @abstractmethod
     def start(self, worker: WorkerId, chain: Chain) -> None:

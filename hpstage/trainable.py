@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 from hpstage.schedule import Scalar
 
@@ -87,6 +87,13 @@ class Bundling(Protocol):
     @abstractmethod
     def seconds(self) -> float:
         """Wait until the steps so far are done, and return the time, in seconds since any point, to compare steps."""
+
+
+def is_bundling(trainable: object) -> TypeGuard[Bundling]:
+    """Whether a trainable is :class:`Bundling`; also if its ``slots`` have the name that they had until 0.3."""
+    return isinstance(trainable, Bundling) or all(
+        hasattr(trainable, name) for name in ("lanes", "members", "train_together", "seconds")
+    )
 
 
 @runtime_checkable

@@ -19,3 +19,7 @@ from hpstage.boosting.lightgbm import LightGBM
 from hpstage.boosting.xgboost import XGBoost
 
 __all__ = ["LightGBM", "XGBoost"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -15,3 +15,7 @@ __all__ = [
     "Usage",
     "open_checkpoints",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

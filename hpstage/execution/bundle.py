@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hpstage.checkpoints.live import LiveCache
 from hpstage.checkpoints.store import CheckpointStore
 from hpstage.errors import InternalError
+from hpstage.errors.deprecation import deprecated
 from hpstage.execution.control import Control
 from hpstage.execution.fetching import Fetcher
 from hpstage.execution.flight import Due, Gathering, Took
@@ -18,13 +19,18 @@ from hpstage.execution.widening import Widening
 from hpstage.plan.facts import NO_FROZEN_WORK, ChainId, StateKey, WorkerId
 from hpstage.plan.messages import Chain, ChainEnded, ChainReport, StepsMeasured, names_of
 from hpstage.schedule import Scalar
-from hpstage.trainable import Bundling, Trainable
+from hpstage.trainable import Trainable, is_bundling
 from hpstage.training.identity.inputs import inputs_of
 
 
 def slots_in(trainable: object) -> int:
     """Return the maximum number of chains that a process trains side by side."""
-    return trainable.slots if isinstance(trainable, Bundling) else 1
+    if not is_bundling(trainable):
+        return 1
+    if hasattr(trainable, "slots"):
+        return trainable.slots
+    deprecated(f"{type(trainable).__name__}.lanes", "slots")
+    return trainable.lanes  # type: ignore[attr-defined, no-any-return]
 
 
 class Bundle:
@@ -53,11 +59,11 @@ class Bundle:
     ) -> None:
         self._fetcher = Fetcher(checkpoints, live)
         writer = None if on_report is None or not checkpoints.beside_training else Writer(on_report)
-        self._bundling = trainable if isinstance(trainable, Bundling) else None
+        self._bundling = trainable if is_bundling(trainable) else None
         self._widening = Widening(slots_in(trainable))
         self._worker, self._clock = worker, clock
         self._inputs = inputs_of(trainable)
-        members = trainable.members() if isinstance(trainable, Bundling) else [trainable]
+        members = trainable.members() if is_bundling(trainable) else [trainable]
         self._runners = {
             slot: ChainRunner(
                 member,

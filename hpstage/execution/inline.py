@@ -20,7 +20,7 @@ from hpstage.executor import Environment, Executor
 from hpstage.plan.facts import ChainId, WorkerId
 from hpstage.plan.messages import Amendment, Chain, Report, WorkerJoined, names_of
 from hpstage.schedule import Scalar
-from hpstage.trainable import Bundling, Trainable, close
+from hpstage.trainable import Trainable, close, is_bundling
 from hpstage.training.identity import threads
 from hpstage.training.identity.inputs import inputs_of
 from hpstage.training.randomness import generators_restored
@@ -57,7 +57,7 @@ class InlineExecutor(Executor):
         self._closing.enter_context(generators_restored())
         found = describe(self._trainable)
         self.devices.check([found.described])
-        if not isinstance(self._trainable, Bundling) and (untrained := UntrainedFork.made(self._trainable)) is not None:
+        if not is_bundling(self._trainable) and (untrained := UntrainedFork.made(self._trainable)) is not None:
             self._untrained = untrained
             self._closing.callback(untrained.close)
         return replace(found, described=self.devices.seen(found.described))

@@ -13,7 +13,7 @@ from hpstage.errors.text import count_of, size
 from hpstage.execution.bundle import slots_in
 from hpstage.execution.device_memory import DeviceMemory
 from hpstage.schedule import Scalar
-from hpstage.trainable import Bundling, Trainable
+from hpstage.trainable import Trainable, is_bundling
 
 logger = logging.getLogger("hpstage")
 
@@ -68,10 +68,10 @@ def see_room(trainable: Trainable, initial: Mapping[str, Scalar], memory: Device
 
 
 def _train_a_step(trainable: Trainable, initial: Mapping[str, Scalar]) -> None:
-    members = trainable.members() if isinstance(trainable, Bundling) else [trainable]
+    members = trainable.members() if is_bundling(trainable) else [trainable]
     for member in members:
         member.setup(initial)
-    if isinstance(trainable, Bundling):
+    if is_bundling(trainable):
         trainable.train_together(dict.fromkeys(range(len(members)), (0, initial)))
     for member in members:
         member.train(0, initial)

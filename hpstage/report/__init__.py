@@ -55,13 +55,15 @@ _HOMES |= {name: "pictures" for name in __all__ if name.startswith(("draw_", "sa
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("book", "causes", "logs", "tables"):  # modules that were moved after 0.3
+        return importlib.import_module(f"hpstage.report.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(f"hpstage.report.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'hpstage.report' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return __all__
 
 
 def write_report(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
+from hpstage.errors.deprecation import deprecated
 from hpstage.store.cursor import Cursor
 from hpstage.store.journal import Journal, Lease
 from hpstage.store.memory import MemoryJournal
@@ -30,6 +30,10 @@ def __getattr__(name: str) -> Any:
 
         return RedisJournal
     if name in ("Store", "Leases", "Snapshots"):  # until 0.3
-        warnings.warn(f"hpstage.store.{name} is deprecated; use Journal", DeprecationWarning, stacklevel=2)
+        deprecated(f"hpstage.store.{name}", "hpstage.store.Journal")
         return Journal
     raise AttributeError(f"module 'hpstage.store' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

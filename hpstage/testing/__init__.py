@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-import warnings
 from typing import TYPE_CHECKING, Any
+
+from hpstage.errors.deprecation import deprecated
 
 if TYPE_CHECKING:
     from hpstage.testing.algorithm import AlgorithmContract
@@ -44,8 +45,8 @@ if "pytest" in sys.modules:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "StoreContract":  # until 0.3
-        warnings.warn("StoreContract is deprecated; call it JournalContract", DeprecationWarning, stacklevel=2)
+    if name in ("StoreContract", "LeasesContract", "SnapshotsContract"):  # until 0.3
+        deprecated(f"hpstage.testing.{name}", "hpstage.testing.JournalContract")
         name = "JournalContract"
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
@@ -53,4 +54,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return __all__

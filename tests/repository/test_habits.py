@@ -107,7 +107,10 @@ def test_github_workflow_and_issue_files_match_their_schemas(schema: str, patter
     assert files and done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("module", [hpstage, hpstage.algos, hpstage.errors, hpstage.schedule, hpstage.torch])
+PACKAGES = [hpstage, *(found for found in map(hpstage.__getattr__, hpstage.__all__) if isinstance(found, ModuleType))]
+
+
+@pytest.mark.parametrize("module", PACKAGES, ids=lambda module: module.__name__)
 def test_dir_lists_only_public_names(module: ModuleType) -> None:
     assert dir(module) == sorted({*module.__all__, *(["__version__"] if module is hpstage else [])})
     assert all(hasattr(module, name) for name in module.__all__)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from hpstage import store, testing
 from hpstage.store import Journal, MemoryJournal, RedisJournal, SQLiteJournal
 from hpstage.testing import JournalContract
 from tests.redis_server import RedisServer
@@ -80,14 +79,3 @@ def set_ahead(server: RedisServer, prefix: str, seconds: float) -> None:
     """Set the clock of a store on Redis ahead: it runs by an offset to the server's."""
     with server.client() as client:
         client.hincrby(f"{{{prefix}}}:about", "offset", round(seconds * 1_000_000))
-
-
-@pytest.mark.parametrize("name", ["Store", "Leases", "Snapshots"])
-def test_deprecated_names_store_leases_and_snapshots_alias_journal_with_a_warning(name: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"hpstage.store.{name} is deprecated; use Journal"):
-        assert getattr(store, name) is Journal
-
-
-def test_the_deprecated_name_store_contract_aliases_journal_contract_with_a_warning() -> None:
-    with pytest.warns(DeprecationWarning, match="call it JournalContract"):
-        assert testing.StoreContract is JournalContract  # type: ignore[attr-defined]

@@ -440,7 +440,7 @@ def test_invalid_parameters_of_an_algorithm_are_refused_with_a_remedy(algorithm,
 
 
 def test_a_plugin_with_the_deprecated_name_of_the_method_reported_works_with_a_warning() -> None:
-    with pytest.warns(DeprecationWarning, match="Old.told is deprecated; call it reported"):
+    with pytest.warns(DeprecationWarning, match="Old.told is deprecated; use reported"):
 
         class Old(Search):
             def room(self) -> int:
@@ -456,3 +456,21 @@ def test_a_plugin_with_the_deprecated_name_of_the_method_reported_works_with_a_w
                 return []
 
     assert Old().reported(0, 2, 0.5) == [Finish(0, "complete")]
+
+
+def test_the_deprecated_name_of_the_method_reported_can_be_called() -> None:
+    class New(Search):
+        def room(self) -> int:
+            return 1
+
+        def added(self, index: int) -> list[Action]:
+            return []
+
+        def reported(self, index: int, step: int, value: float) -> list[Action]:
+            return [Finish(index, "complete")]
+
+        def failed(self, index: int) -> list[Action]:
+            return []
+
+    with pytest.warns(DeprecationWarning, match="New.told is deprecated; use reported"):
+        assert New().told(0, 2, 0.5) == [Finish(0, "complete")]
