@@ -30,6 +30,7 @@ from hpstage.execution.fork import Fork
 from hpstage.execution.runs import Record
 from hpstage.execution.snapshot import THREADS
 from hpstage.schedule.space import Space
+from hpstage.trainable import Numerics
 from hpstage.training.adapter import defaults_of
 from hpstage.training.borrowed import see_free
 from hpstage.training.capture.stateless import stated_on
@@ -132,7 +133,7 @@ def check(
     n_forks: int = 3,
     seed: int = 0,
     catch: Iterable[type[Exception]] | type[Exception] = (Exception,),
-    numerics: str | None = None,
+    numerics: Numerics | None = None,
     say: Say | None = None,
     make: Callable[[], object] | None = None,
     children: Children | None = None,

@@ -25,9 +25,7 @@ def check(
     ] = None,
     forks: Annotated[int, typer.Option(help="Number of random steps at which to fork the trial.")] = 3,
     seed: Annotated[int, typer.Option(help="Seed for drawing the trial and the forks.")] = 0,
-    numerics: Annotated[
-        str | None, typer.Option(help="Step backend of a TorchTrainable: eager, compiled, stacked, graphed.")
-    ] = None,
+    numerics: options.Numerics = None,
     json_file: options.Findings = None,
     quiet: options.Quiet = False,
 ) -> None:

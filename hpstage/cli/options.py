@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
@@ -39,7 +40,33 @@ Algorithm = Annotated[
         help="Algorithm of hpstage.algos or of a plugin, with its arguments, such as 'SuccessiveHalving(15, 4)'."
     ),
 ]
-Sampler = Annotated[str, typer.Option(help="Sampler of Optuna: random, tpe, grid, bruteforce, cmaes, ...")]
+
+
+class Direction(StrEnum):
+    MINIMIZE = "minimize"
+    MAXIMIZE = "maximize"
+
+
+def _samplers() -> list[str]:
+    from hpstage.rehearsal import samplers
+
+    return [*get_args(samplers.Sampler)]
+
+
+def _backends() -> list[str]:
+    from hpstage.store import plugins
+
+    return plugins.names("hpstage.step_backends")
+
+
+Sampler = Annotated[
+    str,
+    typer.Option(help="Sampler of Optuna: random, tpe, grid, bruteforce, cmaes, ...", autocompletion=_samplers),
+]
+Numerics = Annotated[
+    str | None,
+    typer.Option(help="Step backend of a TorchTrainable: eager, compiled, stacked, graphed.", autocompletion=_backends),
+]
 Seed = Annotated[int, typer.Option(help="Seed of the sampler.")]
 Trial = Annotated[
     str | None,

@@ -32,7 +32,7 @@ def run(
     ],
     steps: options.Steps = None,
     direction: Annotated[
-        list[str] | None, typer.Option(help="minimize or maximize; needed for a new study, once for each --metric.")
+        list[options.Direction] | None, typer.Option(help="Needed for a new study, once for each --metric.")
     ] = None,
     n_trials: Annotated[
         int | None, typer.Option(help="Number of trials; by default, the search runs until --timeout or Ctrl-C.")

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import optuna
 
 _FILE = "optuna.log"
-_DIRECTIONS = ("minimize", "maximize")
 
 
 def default_storage(store: str | None) -> str:
@@ -37,14 +36,11 @@ def open_study(
         directions: ``minimize`` or ``maximize`` for each objective; may be empty for an existing study.
 
     Raises:
-        UsageError: the storage cannot be opened, a direction is invalid, a new study has no direction, or an existing
-            study has other directions.
+        UsageError: the storage cannot be opened, a new study has no direction, or an existing study has other
+            directions.
     """
     import optuna
 
-    for direction in directions:
-        if direction not in _DIRECTIONS:
-            raise UsageError(f"--direction {direction!r}: give {' or '.join(_DIRECTIONS)}")
     opened = _open(storage)
     if name not in {study.study_name for study in opened.get_all_studies()}:
         if not directions:

@@ -44,8 +44,8 @@ def train(
         str | None, typer.Option(help="Metric to compare runs by.", show_default="the first metric of evaluate()")
     ] = None,
     direction: Annotated[
-        str | None,
-        typer.Option(help="minimize or maximize.", show_default="minimize a loss or an error, maximize others"),
+        options.Direction | None,
+        typer.Option(help="Direction of --metric.", show_default="minimize a loss or an error, maximize others"),
     ] = None,
     study_name: _Study = RUNS,
     checkpoints: options.Checkpoints = None,
@@ -87,7 +87,7 @@ def train(
                 combinations(values_of(given or [])),
                 steps=steps,
                 metric=metric,
-                direction=cast("Direction | None", direction),
+                direction=cast("Direction | None", direction and direction.value),
                 study=study_name,
                 store=store,
                 checkpoints=checkpoints,

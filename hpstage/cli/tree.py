@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Group
@@ -23,7 +23,7 @@ from hpstage.report.files import refusing, replacing
 from hpstage.report.tree.branches import changes
 
 _LINES = 200
-_KINDS = ("png", "svg", "pdf")
+_KINDS: dict[str, Literal["png", "svg", "pdf"]] = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
 _INDENT = 40  # maximum columns; deeper nodes are not indented further, and name their parent
 _GUIDE = 4  # columns of rich's guides
 _HANGING = " " * 4
@@ -68,11 +68,9 @@ def tree(
 
 
 def _draw(store: str, study: str | None, path: Path) -> None:
-    kind = path.suffix.lower().removeprefix(".")
-    if kind not in _KINDS:
-        raise UsageError(
-            f"--picture {clean(path)}: give a name that ends in {', '.join(f'.{kind}' for kind in _KINDS)}"
-        )
+    kind = _KINDS.get(path.suffix.lower())
+    if kind is None:
+        raise UsageError(f"--picture {clean(path)}: give a name that ends in {', '.join(_KINDS)}")
     from hpstage.report import draw_stage_tree, save
 
     book = open_book(store, study)

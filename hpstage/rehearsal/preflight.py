@@ -40,7 +40,7 @@ from hpstage.optuna.stand_in import quiet_optuna
 from hpstage.plan.step_times import StepTimes
 from hpstage.rehearsal.costs import Costs, StepSeconds
 from hpstage.rehearsal.rehearse import FleetCost, Rehearsal, Rehearsed, cheapest
-from hpstage.rehearsal.samplers import named_sampler
+from hpstage.rehearsal.samplers import SamplerName, named_sampler
 from hpstage.rehearsal.stand_in_metrics import Precedent
 from hpstage.schedule import Scalar
 from hpstage.schedule.space import Space, longest, points_of
@@ -254,7 +254,7 @@ def preflight(
     *,
     steps: int | None = None,
     n_trials: int | None = None,
-    sampler: str | optuna.samplers.BaseSampler = "random",
+    sampler: SamplerName | optuna.samplers.BaseSampler = "random",
     seed: int = 0,
     algorithm: Algorithm | None = None,
     catch: Iterable[type[Exception]] | type[Exception] = (Exception,),

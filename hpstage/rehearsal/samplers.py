@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias
 
 import optuna
 
@@ -16,9 +17,13 @@ from hpstage.schedule.space import Space
 
 Catch = tuple[type[Exception], ...]
 
+Sampler = Literal["random", "tpe", "grid", "bruteforce", "cmaes", "gp", "nsgaii", "nsgaiii", "qmc"]
+SamplerName: TypeAlias = Sampler | str
+"""The name of one of Optuna's samplers, also of one that a later version of Optuna has."""
+
 
 def named_sampler(
-    name: str, space: Space, steps: int, seed: int, *, catch: Catch = (Exception,)
+    name: SamplerName, space: Space, steps: int, seed: int, *, catch: Catch = (Exception,)
 ) -> optuna.samplers.BaseSampler:
     """Return Optuna's sampler of this name, with or without ``Sampler``, in any case: ``"tpe"``, ``"CmaEsSampler"``.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
+from typer import Context
 from typer.testing import CliRunner
 
 from hpstage.cli.app import app
@@ -39,6 +40,27 @@ def test_the_error_of_a_missing_argument_lists_its_choices_on_separate_lines() -
     lines = complaint("export", "somewhere").splitlines()
     assert {"tables", "weights", "tensorboard"} <= {line.strip().rstrip(",") for line in lines}
     assert not any("\\" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "words"),
+    [
+        ("check", "numerics", {"eager", "compiled", "graphed", "stacked"}),
+        ("plan", "sampler", {"random", "tpe", "grid"}),
+        ("run", "direction", {"minimize", "maximize"}),
+        ("train", "direction", {"minimize", "maximize"}),
+    ],
+)
+def test_options_that_take_certain_words_complete_them(command: str, option: str, words: set[str]) -> None:
+    [parameter] = [parameter for parameter in COMMANDS[command].params if parameter.name == option]
+    assert words <= {found.value for found in parameter.shell_complete(Context(COMMANDS[command]), "")}
+
+
+@pytest.mark.parametrize("words", [["run", "a.py:A", "a.py:space", "--metric=loss"], ["train", "a.py:A", "--steps=9"]])
+def test_a_direction_other_than_minimize_and_maximize_is_refused(words: list[str]) -> None:
+    refused = CliRunner().invoke(app, [*words, "--direction=up"], env={"COLUMNS": "80"})
+    assert refused.exit_code == 2
+    assert "'up' is not one of 'minimize', 'maximize'" in refused.stderr
 
 
 def test_clean_lines_keeps_newlines_and_tabs_and_escapes_control_characters() -> None:

@@ -210,7 +210,6 @@ def test_the_run_command_sends_a_script_to_workers_that_do_not_have_the_script(
         ),
         (["search_it.py:Line", "search_it.py:number"], "search_it.py:number is of type int; name a function"),
         (["search_it.py:Line", "search_it.py:Line"], "is the class Line; name a function"),
-        (["search_it.py:Line", "search_it.py:space", "--direction", "up"], "'up': give minimize or maximize"),
         (
             ["search_it.py:Line", "search_it.py:space"],
             "no study 'Line' in .hpstage/optuna.log yet; create it with --direction",

@@ -175,8 +175,11 @@ def svg(drawn: Figure, width: float = WIDTH) -> bytes:
     return buffer.getvalue()
 
 
-def save(drawn: Figure, path: str | os.PathLike[str], *, format: str | None = None) -> Path:
-    """Write a picture and return its path. ``format``: png, svg, pdf, ...; by default that of the path's suffix."""
+Format = Literal["png", "svg", "pdf", "eps", "ps", "jpg", "tif", "webp"]
+
+
+def save(drawn: Figure, path: str | os.PathLike[str], *, format: Format | None = None) -> Path:
+    """Write a picture and return its path. ``format`` is by default that of the path's suffix; without one, PNG."""
     place = Path(path)
     _save(drawn, place, format or place.suffix[1:].lower() or "png")
     return place
