@@ -116,6 +116,9 @@ def _cycles(pieces: list[Piece]) -> Iterator[Guess]:
         case [Cosine(first, last, half, 0), *_]:  # no steps down, or they were cut off
             for share in (0.3, 1.0):
                 yield from _onecycle(last, (half + 1) / share - 1, half, "cos", first, first / 1e4)
+        case [Cosine(top, last, rest, joint)] if joint > 0:  # the way down of two phases
+            for text, make in _onecycle(top, joint + rest, joint, "cos", top / 25, last):
+                yield text, partial(_without_first, make)
         case [Linear(first, up), Linear(begin, down) as fall, *more] if up != down:
             three_phase = bool(more) and isinstance(more[0], Linear)
             _, stop, form = pieces[2] if three_phase else pieces[1]
@@ -124,6 +127,12 @@ def _cycles(pieces: list[Piece]) -> Iterator[Guess]:
                 last = form.at(stop - 1 - form.origin)
                 for top in _rounded(first + up * joint, 6):
                     yield from _onecycle(top, stop - 1.0, joint, "linear", first, last, three_phase=three_phase)
+
+
+def _without_first(make: Callable[[], Shape]) -> Shape:
+    """Return a shape whose second form begins at step 0: it was cut behind the first."""
+    (_, before), (form, length), *more = make()
+    return [(form, None if before is None or length is None else before + length), *more]
 
 
 def _onecycle(

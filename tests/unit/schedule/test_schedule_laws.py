@@ -208,6 +208,8 @@ def test_the_repr_of_a_section_of_a_schedule_evaluates_to_the_section(
         "onecycle(0.1, 100)",
         "onecycle(0.1, 103).until(20)",
         "onecycle(0.1, 103).since(20)",
+        "onecycle(0.1, 103).since(50)",
+        "onecycle(0.1, 103).since(50).until(20)",
         "onecycle(0.1, 100, pct_start=0.0)",
         "onecycle(0.1, 100, pct_start=0.25, div_factor=10.0, final_div_factor=100.0, three_phase=True)",
         "onecycle(0.1, 100, anneal_strategy='linear')",
