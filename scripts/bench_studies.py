@@ -33,9 +33,9 @@ from distributed import Client, LocalCluster
 
 import hpstage
 from hpstage import schedule as s
-from hpstage.accounting.savings import merged
+from hpstage.accounting.accounting import accounted
+from hpstage.accounting.sums import Sums
 from hpstage.plan.log import open_plan
-from hpstage.plan.plan import SearchPlan
 from hpstage.store.redis_plans import open_redis
 
 STEPS = 30
@@ -79,8 +79,8 @@ class Round:
         self._folder = folder
         self._plans = 0
 
-    def search(self, *groups: tuple[str, ...], sharing: bool = True) -> SearchPlan:
-        """Studies on one plan: those of a group at once, one group after the other. Returns the plan."""
+    def search(self, *groups: tuple[str, ...], sharing: bool = True) -> Sums:
+        """Studies on one plan: those of a group at once, one group after the other. Returns the sums of the plan."""
         self._plans += 1
         prefix = f"bench-studies-{self._folder.name}-{self._plans}"
         store, folder = f"{self._server}?prefix={prefix}", self._folder / str(self._plans)
@@ -92,32 +92,32 @@ class Round:
         journal = open_redis(store, "")
         header = msgspec.json.decode(journal.read(0, 1)[0])
         plan = open_plan(journal, header["workload"], header["described"], sharing=sharing)
+        sums = accounted(plan, journal).whole()
         journal.close()
         shutil.rmtree(folder)
-        return plan
+        return sums
 
     def measure(self) -> dict[str, float]:
         alone = self.search(("low", "high"), sharing=False)
         apart = [self.search((name,)) for name in RATES]
         together = self.search(("low", "high"))
         after = self.search(("low",), ("high",))
-        seconds_apart = sum(plan.totals.worker_seconds for plan in apart)
-        steps_apart = sum(merged(plan).steps_unique for plan in apart)
-        requested = merged(together)
+        seconds_apart = sum(sums.worker_seconds for sums in apart)
+        steps_apart = sum(sums.steps_unique for sums in apart)
         figures: dict[str, float] = {
-            "steps requested": requested.steps_asked,
+            "steps requested": together.steps_asked,
             "unique steps, apart": steps_apart,
-            "unique steps, one plan": requested.steps_unique,
-            "predicted alone / one plan": requested.rate,
-            "predicted apart / one plan": steps_apart / requested.steps_unique,
+            "unique steps, one plan": together.steps_unique,
+            "predicted alone / one plan": together.merge_rate,
+            "predicted apart / one plan": steps_apart / together.steps_unique,
         }
-        for name, plan in (("together", together), ("after", after)):
-            assert merged(plan).steps_unique == requested.steps_unique
-            figures[f"{name}: steps trained"] = plan.totals.steps_trained + plan.totals.steps_wasted
-            figures[f"{name}: alone / measured"] = alone.totals.worker_seconds / plan.totals.worker_seconds
-            figures[f"{name}: apart / measured"] = seconds_apart / plan.totals.worker_seconds
-        figures["seconds per step, alone"] = alone.totals.worker_seconds / alone.totals.steps_trained
-        figures["seconds per step, together"] = together.totals.worker_seconds / together.totals.steps_trained
+        for name, sums in (("together", together), ("after", after)):
+            assert sums.steps_unique == together.steps_unique
+            figures[f"{name}: steps trained"] = sums.steps_trained + sums.steps_wasted
+            figures[f"{name}: alone / measured"] = alone.worker_seconds / sums.worker_seconds
+            figures[f"{name}: apart / measured"] = seconds_apart / sums.worker_seconds
+        figures["seconds per step, alone"] = alone.worker_seconds / alone.steps_trained
+        figures["seconds per step, together"] = together.worker_seconds / together.steps_trained
         return figures
 
 

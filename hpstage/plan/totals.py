@@ -12,7 +12,6 @@ class Totals:
     """All steps and worker seconds measured on a plan."""
 
     steps_trained: int = 0
-    steps_wasted: int = 0
     train_seconds: float = 0.0
     load_seconds: float = 0.0
     evaluate_seconds: float = 0.0
@@ -58,5 +57,4 @@ class Totals:
         self.save_seconds += fact.save_seconds
 
     def waste(self, fact: ChainLost) -> None:
-        self.steps_wasted += fact.steps
         self.wasted_seconds += fact.seconds

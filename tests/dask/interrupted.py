@@ -15,7 +15,6 @@ from optuna.storages.journal import JournalFileBackend
 
 import hpstage
 from hpstage import schedule as s
-from hpstage.accounting.savings import merged
 from hpstage.algos import SuccessiveHalving
 from hpstage.cluster import DaskExecutor
 from hpstage.executor import Executor
@@ -57,14 +56,14 @@ def search(folder: Path, executor: Executor | Client) -> hpstage.Result:
 
 def found(result: hpstage.Result) -> dict[str, object]:
     """Every trial's state, value and intermediate values, and what was trained, wasted and distinct on the plan."""
-    totals = result.plan.totals
+    savings = result.savings
     return {
         "trials": [
             [t.params, t.state.name, t.value, sorted(t.intermediate_values.items())] for t in result.study.trials
         ],
-        "trained": totals.steps_trained,
-        "wasted": totals.steps_wasted,
-        "unique": merged(result.plan).steps_unique,
+        "trained": savings.steps_trained,
+        "wasted": savings.steps_wasted,
+        "unique": savings.steps_unique,
     }
 
 

@@ -206,11 +206,11 @@ def test_a_stop_takes_effect_within_one_step_and_no_step_is_trained_again(trials
         after = sum(span.stop - span.start for span in executor.trained) - trained
         assert after <= sum(underway[id] + 1 - reported[id] for id in underway)
         assert executor.clock() <= stopped_at + 3.0 + 0.7
-        assert search.plan.totals.steps_wasted == 0
+        assert search.driver.accounting.whole().steps_wasted == 0
     while len(answers) < len(trials):
         answers += search.driver.wait()
     assert search.plan.totals.steps_trained == len(histories(trials, stops_of(trials)))
-    assert search.plan.totals.steps_wasted == 0
+    assert search.driver.accounting.whole().steps_wasted == 0
 
 
 class Counted(Tape):

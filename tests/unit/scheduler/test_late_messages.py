@@ -197,4 +197,4 @@ def test_a_stop_loses_no_trained_step_however_late_messages_are(order, seed, wor
     check(search, answers + finish(search, executor), {(added.trial, stop) for added, stop in order})
     trials, stops = zip(*order, strict=True)
     assert search.plan.totals.steps_trained == len(histories(trials, stops))
-    assert search.plan.totals.steps_wasted == 0
+    assert search.driver.accounting.whole().steps_wasted == 0
