@@ -80,7 +80,7 @@ def play(
     trials: Trials | None = None,
 ) -> Played:
     """Run a search as a session does, without a study, and check along the way that the algorithm does what the
-    :class:`~hpstage.search.algorithm.Algorithm` port requires.
+    :class:`~hpstage.algorithm.Algorithm` port requires.
 
     Args:
         value: returns the value of a target; never NaN.
