@@ -55,14 +55,14 @@ _COUNTERS = {
     "hpstage_steps_asked": "Steps requested, summed over the study's trials.",
     "hpstage_steps_distinct": "Unique steps among those requested.",
     "hpstage_steps_trained": "Trained steps that the study's trials requested first.",
-    "hpstage_steps_wasted": "Steps among hpstage_steps_trained whose results were discarded.",
+    "hpstage_steps_wasted": "Steps trained whose results were discarded, not counted as trained.",
     "hpstage_worker_seconds": "Busy worker-seconds (GPU-seconds) for steps that the study's trials requested first, by "
     "activity.",
     "hpstage_chains_lost": "Chains charged to the study that were lost or discarded training, by outcome.",
     "hpstage_plan_steps_asked": "Steps requested, summed over the plan's trials.",
     "hpstage_plan_steps_distinct": "Unique steps among those requested.",
     "hpstage_plan_steps_trained": "Steps trained.",
-    "hpstage_plan_steps_wasted": "Steps trained whose results were discarded.",
+    "hpstage_plan_steps_wasted": "Steps trained whose results were discarded, not counted as trained.",
     "hpstage_plan_worker_seconds": "Busy worker-seconds (GPU-seconds) of the plan, by activity.",
     "hpstage_plan_checkpoints_lost": "Checkpoints removed, by reason: evicted under a budget, or missing or damaged "
     "when they were loaded.",
