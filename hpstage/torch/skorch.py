@@ -31,6 +31,7 @@ from hpstage.errors import UsageError
 from hpstage.errors.text import AT_FIRST, changed_after
 from hpstage.schedule import Scalar
 from hpstage.torch import environment
+from hpstage.training.capture.kind import Captured
 from hpstage.training.run import Run
 
 __all__ = ["SkorchTrainable"]
@@ -47,7 +48,7 @@ _COUNTS = "epoch", "train_batch_count", "valid_batch_count"
 _FIT = "fit", "partial_fit", "fit_loop", "run_single_epoch"
 
 
-class SkorchTrainable:
+class SkorchTrainable(Captured):
     """Trains a net of skorch, one epoch per step.
 
     Hyperparameters are the net's parameters by skorch's names. ``lr``, ``optimizer__NAME``, ``batch_size`` and

@@ -40,6 +40,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from hpstage.errors import StateError, UsageError
 from hpstage.errors.text import AT_FIRST, changed_after
 from hpstage.schedule import Scalar
+from hpstage.training.capture.kind import Captured
 from hpstage.training.code.unread import may_read
 from hpstage.training.randomness import mix, seed_of
 from hpstage.training.run import Run
@@ -70,7 +71,7 @@ _REMEDY = (
 )
 
 
-class StableBaselines3Trainable:
+class StableBaselines3Trainable(Captured):
     """Trains an algorithm of Stable-Baselines3, one iteration of its ``learn`` per step.
 
     For PPO and A2C, an iteration is a rollout of ``n_steps`` in each environment and the updates that follow; for DQN,
@@ -324,7 +325,7 @@ def _is_constant(schedule: Any) -> bool:
     )
 
 
-class _NoTime:
+class _NoTime(Captured):
     """A start time of a Monitor from which all times that it measures are 0."""
 
     def __rsub__(self, now: float) -> float:

@@ -15,10 +15,11 @@ from hpstage.schedule import Scalar
 from hpstage.torch.follow import group_values
 from hpstage.torch.horizon import Horizon
 from hpstage.trainable import Numerics
+from hpstage.training.capture.kind import Captured
 from hpstage.training.step_log import log
 
 
-class TorchTrainable(ABC):
+class TorchTrainable(Captured, ABC):
     """A PyTorch model with its optimizer, data, loss and metrics.
 
     hpstage itself reads two hyperparameters: ``batch_size`` (or the attribute of that name) and ``seed`` (default 0),

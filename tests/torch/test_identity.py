@@ -406,6 +406,16 @@ def test_reference_workloads_count_as_user_code_but_other_modules_of_hpstage_do_
     assert kind_of(Borrowed(Made(), Made())) is not expected
 
 
+@pytest.mark.parametrize(
+    ("library", "name"), [("skorch", "SkorchTrainable"), ("stable_baselines3", "StableBaselines3Trainable")]
+)
+def test_trainables_of_hpstage_that_state_it_are_captured_as_the_users_are(library: str, name: str) -> None:
+    pytest.importorskip(library)
+    kind = getattr(importlib.import_module(f"hpstage.torch.{library}"), name)
+    assert not is_users(kind.__module__)
+    assert kind_of(object.__new__(kind)) is kind_of(Configured())
+
+
 def test_files_in_the_scripts_folder_of_an_environment_belong_to_libraries() -> None:
     """Python finds it there first, for commands such as ``pytest`` and ``hpstage``."""
     assert not is_users_file(os.path.join(sysconfig.get_path("scripts"), "bottle.py"))

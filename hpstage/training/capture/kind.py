@@ -50,6 +50,10 @@ SMALLEST_ADDRESS = 1 << 32
 LEADS_NOWHERE = frozenset((type(None), bool, int, float, str, bytes))
 
 
+class Captured:
+    """Base class of hpstage's own classes whose instances are captured as the user's are. All others are machinery."""
+
+
 def torch() -> Any:
     """Return torch if this process has imported it; otherwise no object here can belong to it."""
     return sys.modules.get("torch")

@@ -11,7 +11,6 @@ import io
 import mmap
 import operator
 import random
-import sys
 import threading
 import types
 import weakref
@@ -19,7 +18,7 @@ from typing import Any
 
 from hpstage.training.capture import containers, instances, pointees, stateful, values
 from hpstage.training.capture.generators import generators
-from hpstage.training.capture.kind import RUNNERS, Kind, Opaque, is_atomic, numpy, torch
+from hpstage.training.capture.kind import RUNNERS, Captured, Kind, Opaque, is_atomic, numpy, torch
 from hpstage.training.capture.on_disk import is_read_only_hdf5
 from hpstage.training.capture.settings import OfClasses, OfProcess, Registrations, Settings
 from hpstage.training.code.attributes import has_dict, has_own_memory, slots_of
@@ -77,8 +76,6 @@ _SKIPPED = (
         for part in ("accelerators", "fabric", "loggers", "plugins", "strategies", "utilities")
     ),
 )
-
-_ADAPTERS = "hpstage.torch.skorch", "hpstage.torch.stable_baselines3"
 
 VALUES, SET = values.Values(), containers.Unordered()
 _WEAK_SET, _FROZEN = containers.WeakMembers(), containers.Frozen()
@@ -202,7 +199,7 @@ def kind_of_type(kind: Any) -> Kind | None:
             return FOREIGN
         if issubclass(kind, RUNNERS):
             return RUNNER if is_users_code(kind) else _OPAQUE
-        if not is_users_code(kind) and not _is_trainable(kind):
+        if not is_users_code(kind) and not issubclass(kind, Captured):
             if _is_among(module, _SKIPPED) and (has_dict(kind) or slots_of(kind)):
                 return SKIPPED
             if _is_among(module, _MACHINERY):
@@ -217,9 +214,3 @@ def kind_of_type(kind: Any) -> Kind | None:
 
 def _is_among(module: str, names: tuple[str, ...]) -> bool:
     return any(module == name or module.startswith(f"{name}.") for name in names)
-
-
-def _is_trainable(kind: Any) -> bool:
-    """Return whether a class is one of hpstage's trainables: an adapter of another library, or a reference workload."""
-    found = sys.modules.get("hpstage.torch.trainable")
-    return (found is not None and issubclass(kind, found.TorchTrainable)) or _is_among(module_of(kind), _ADAPTERS)
