@@ -101,7 +101,8 @@ _OF_FUNCTIONS = "PyCapsule", "pybind11_detail_function_record"
 def is_users(module: str) -> bool:
     """Return whether a module is the user's: not of the standard library, not installed and not of hpstage.
 
-    The reference workloads count as the user's: their code decides training, and may change in the next release.
+    The reference workloads count as the user's: their code decides training, and may change in the next release. They
+    are known by name: neither where they are installed nor whether they are imported may change the answer.
     """
     package = module.partition(".")[0]
     if package == "__main__" or f"{module}.".startswith(f"{_WORKLOADS}."):
