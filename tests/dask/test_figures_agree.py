@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import optuna
@@ -13,14 +14,14 @@ from typer.testing import CliRunner
 
 import hpstage
 from hpstage import schedule as s
-from hpstage.accounting.history import moments
+from hpstage.accounting.savings import Savings
 from hpstage.algos import SuccessiveHalving
 from hpstage.cli.app import app
 from hpstage.cluster.dashboard.board import Board, Shown
 from hpstage.cluster.dashboard.tiles import summary_html
-from hpstage.errors.text import allocated_time, busy_share, duration, rate
+from hpstage.errors.text import busy_share, duration, rate
 from hpstage.execution.simulated import SimulatedExecutor
-from hpstage.report import open_book, write_report
+from hpstage.report import write_report
 from hpstage.search import call as front_door
 from hpstage.search.progress import Progress, ProgressView, line
 from hpstage.search.progress.view import Display
@@ -84,30 +85,30 @@ class Outputs:
             )
         patch.undo()
         self.savings = self.result.savings
-        self.terminal = line(views.all[-1])
-        self.summary = str(self.savings)
-        self.notebook = html.unescape(re.sub(r"<[^>]+>", " ", self.result._repr_html_()))
         shown = CliRunner().invoke(app, ["status", str(store)])
         assert shown.exit_code == 0, shown.output
-        self.status = shown.output
         as_json = CliRunner().invoke(app, ["status", str(store), "--json"])
         assert as_json.exit_code == 0, as_json.output
         self.json = json.loads(as_json.output)
-        self.page = write_report(folder / "report", store).read_text()
+        page = write_report(folder / "report", store).read_text()
+        cells = r'<th scope="row">(.*?)</th><td[^>]*>(.*?)</td><td>(.*?)</td>'
+        rows = [html.unescape(" ".join(row)) for row in re.findall(cells, page)]
         self.figures = json.loads((folder / "report" / "savings.json").read_text())
-        self.book = open_book(store)
         board = Board()
         journal = MemoryJournal()
         journal.append([bytes(record) for record in _records(store)])
         board.offer("plan", 0, journal.read(0))
         [view] = board.plans.values()
         self.shown = Shown("plan", view, view.studies[STUDY])
-
-    def row(self, name: str) -> tuple[str, str]:
-        """A row of the report's table: its figure and the note next to it."""
-        found = re.search(rf'<th scope="row">{re.escape(name)}</th><td[^>]*>(.*?)</td><td>(.*?)</td>', self.page)
-        assert found is not None, name
-        return html.unescape(found[1]), html.unescape(found[2])
+        self.texts = {
+            "terminal": line(views.all[-1]),
+            "summary": str(self.savings),
+            "notebook": html.unescape(re.sub(r"<[^>]+>", " ", self.result._repr_html_())),
+            "status": shown.output,
+            "introduction": html.unescape(page),
+            "report": " ".join(rows),
+            "page": html.unescape(summary_html(self.shown)),
+        }
 
 
 def _records(store: Path) -> list[bytes]:
@@ -122,88 +123,60 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
     return Outputs(tmp_path_factory.mktemp("outputs"))
 
 
-def test_all_outputs_show_the_same_step_counts(outputs: Outputs) -> None:
-    savings, totals = outputs.savings, outputs.shown.study.totals
-    assert savings.steps_asked > savings.steps_unique > 0
-    (study,), plan = outputs.json["studies"], outputs.json["plan"]
-    for name in ("steps_asked", "steps_unique"):
-        value = getattr(savings, name)
-        assert value == getattr(totals, name) == study[name] == plan[name] == outputs.figures[name]
-    assert savings.steps_trained == totals.steps_trained == plan["steps_trained"] == outputs.figures["steps_trained"]
-    assert outputs.row("Steps requested")[0] == f"{savings.steps_asked:,}"
-    assert outputs.row("Unique steps among them")[0] == f"{savings.steps_unique:,}"
-    assert outputs.row("Steps trained")[0] == f"{savings.steps_trained:,}"
-    assert f"{savings.steps_asked:,} requested, {savings.steps_unique:,} unique" in " ".join(outputs.status.split())
+TEXTS: dict[str, tuple[Callable[[Savings], str], str]] = {
+    "steps requested": (lambda savings: f"{savings.steps_asked:,}", "report status page summary notebook"),
+    "unique steps": (lambda savings: f"{savings.steps_unique:,}", "report status page summary notebook"),
+    "steps trained": (lambda savings: f"{savings.steps_trained:,}", "report status page summary notebook terminal"),
+    "merge rate": (lambda savings: rate(savings.merge_rate), "report status page summary notebook terminal"),
+    "by cost": (lambda savings: rate(savings.cost_weighted_merge_rate), "report summary notebook"),
+    "less training": (lambda savings: savings.less_training, "introduction notebook"),
+    "busy": (lambda savings: duration(savings.worker_seconds), "report status page summary notebook terminal"),
+    "without sharing": (lambda savings: duration(savings.worker_seconds_alone), "report status summary notebook"),
+    "saved": (lambda savings: duration(savings.saved_seconds), "report status page summary notebook terminal"),
+    "allocated": (lambda savings: duration(savings.paid_seconds), "report status summary notebook"),
+    "share": (
+        lambda savings: busy_share(savings.paid_seconds, savings.worker_seconds),
+        "report status summary notebook",
+    ),
+}
+"""Figures as they are written, and the outputs that show them."""
 
 
-def test_all_outputs_show_the_same_merge_rate_and_label_the_cost_weighted_rate(outputs: Outputs) -> None:
-    savings = outputs.savings
-    known = savings.merge_rate
-    assert known > 1.2 and rate(known) != rate(savings.cost_weighted_merge_rate)
-    assert known == outputs.shown.study.totals.merge_rate == outputs.json["studies"][0]["merge_rate"]
-    assert (
-        known == outputs.json["plan"]["merge_rate"] == outputs.figures["merge_rate"] == moments(outputs.book)[-1].rate
-    )
-    figure, note = outputs.row("Merge rate")
-    assert figure == rate(known)
-    assert f"{rate(savings.cost_weighted_merge_rate)} by measured seconds;" in note
-    assert f"merge rate {rate(known)};" in outputs.terminal
-    assert f"{rate(known)} (by cost {rate(savings.cost_weighted_merge_rate)})" in outputs.summary
-    assert re.search(rf"merge rate +{re.escape(rate(known))}$", outputs.status, re.M)
-    phrase = savings.less_training
-    assert phrase.startswith(f"{rate(known)}× less training: ")
-    assert phrase in html.unescape(outputs.page) and phrase in outputs.notebook
-    figure, steps = phrase.removesuffix(" steps").split(" less training: ")
-    assert figure in summary_html(outputs.shown) and steps.replace(" of", " unique of") in summary_html(outputs.shown)
+@pytest.mark.parametrize("figure", TEXTS)
+def test_all_outputs_show_a_figure_of_accounting(outputs: Outputs, figure: str) -> None:
+    text, names = TEXTS[figure]
+    shown = text(outputs.savings)
+    assert [name for name in names.split() if shown not in outputs.texts[name]] == [], shown
 
 
-def test_all_outputs_show_the_same_busy_unshared_and_saved_worker_time(outputs: Outputs) -> None:
-    savings, shown = outputs.savings, outputs.shown
-    (study,), plan = outputs.json["studies"], outputs.json["plan"]
-    used, alone, saved = savings.worker_seconds, savings.worker_seconds_alone, savings.saved_seconds
-    assert saved > 0
-    for value, name, on_page in (
-        (used, "seconds_used", shown.study.totals.worker_seconds),
-        (alone, "seconds_alone", shown.view.alone_seconds(STUDY)),
-        (saved, "seconds_saved", shown.seconds_saved),
-    ):
-        assert study[name] == pytest.approx(value, abs=1e-3) == plan[name] == pytest.approx(on_page, abs=1e-3)
-    for name, value in (("worker_seconds", used), ("worker_seconds_alone", alone), ("saved_seconds", saved)):
-        assert outputs.figures[name] == pytest.approx(value, abs=1e-3)
-    assert outputs.row("Busy worker time")[0] == duration(used)
-    assert outputs.row("Worker time without sharing")[0] == duration(alone)
-    assert outputs.row("Saved")[0] == duration(saved)
-    assert f"worker time {duration(used)} used, {duration(saved)} saved" in outputs.terminal
-    assert duration(used) in outputs.summary and duration(saved) in outputs.summary
-    assert duration(used) in outputs.status and f"{duration(saved)} of {duration(alone)}" in outputs.status
+NUMBERS = {
+    "steps_asked": "steps_asked",
+    "steps_unique": "steps_unique",
+    "merge_rate": "merge_rate",
+    "seconds_used": "worker_seconds",
+    "seconds_alone": "worker_seconds_alone",
+    "seconds_saved": "saved_seconds",
+    "seconds_paid": "paid_seconds",
+}
+"""Figures in the JSON of status, and the names of savings."""
 
 
-def test_all_outputs_show_the_same_allocated_worker_time(outputs: Outputs) -> None:
-    savings = outputs.savings
-    paid = savings.paid_seconds
-    assert paid > savings.worker_seconds
-    assert paid == outputs.json["plan"]["seconds_paid"] == outputs.json["studies"][0]["seconds_paid"]
-    assert paid == outputs.figures["paid_seconds"] == outputs.book.savings.paid_seconds
-    assert paid == outputs.shown.view.presence.seconds(STUDY)
-    phrase = allocated_time(paid, savings.worker_seconds)
-    assert phrase in outputs.summary and phrase in outputs.status
-    assert outputs.row("Allocated worker time") == (duration(paid), busy_share(paid, savings.worker_seconds))
+@pytest.mark.parametrize("name", NUMBERS)
+def test_all_json_has_a_figure_of_accounting(outputs: Outputs, name: str) -> None:
+    value = getattr(outputs.savings, NUMBERS[name])
+    (study,) = outputs.json["studies"]
+    assert (study[name], outputs.json["plan"][name], outputs.figures[NUMBERS[name]]) == (value, value, value)
 
 
-def test_all_outputs_show_the_same_trial_counts_and_best_value(outputs: Outputs) -> None:
-    study = outputs.shown.study
-    best = outputs.result.study.best_trial
-    (row,) = outputs.json["studies"]
-    assert study.standings.best(1)[0].value == row["best"][0]["value"] == best.value
-    assert (
-        f"{best.value:.6g}" in outputs.terminal
-        and f"{best.value:.6g}" in outputs.page
-        and f"{best.value:.6g}" in outputs.status
-    )
-    ends = {"COMPLETE": 0, "PRUNED": 0} | row["trials"]
-    assert {end: study.trials_by_end[end] for end in ends} == ends
-    assert f"{ends['COMPLETE']} complete, {ends['PRUNED']} pruned" in outputs.terminal
-    assert outputs.row("Trials")[0] == str(outputs.savings.trials) == str(sum(ends.values()))
+def test_all_outputs_show_the_same_best_value_and_numbers_of_trials_by_end(outputs: Outputs) -> None:
+    texts, best = outputs.texts, f"{outputs.result.study.best_value:.6g}"
+    assert [name for name in ("terminal", "status", "notebook", "introduction") if best not in texts[name]] == []
+    assert f"{float(best):.5g}" in texts["page"]
+    [study] = outputs.json["studies"]
+    ends = study["trials"]
+    assert outputs.savings.trials == sum(ends.values()) == 40
+    assert f"{ends['COMPLETE']} complete, {ends['PRUNED']} pruned" in texts["terminal"]
+    assert +outputs.shown.study.trials_by_end == ends
 
 
 def test_status_shows_the_merge_rate_of_a_plan_separately_from_those_of_its_studies(tmp_path: Path) -> None:
