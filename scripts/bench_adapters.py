@@ -125,7 +125,7 @@ def main() -> None:
         figures[part] = compare(part, options)
         figures[part]["k_invariant"] = invariant(part, options)
         print(f"{part:13} values depend on K: {not figures[part]['k_invariant']}", flush=True)
-    write(options.json, figures)
+    write(options, figures)
     if not all(figures[part]["k_invariant"] and figures[part]["same_values"] for part in options.parts):
         sys.exit("values depend on how many are trained as one")
 

@@ -345,7 +345,7 @@ def main() -> int:
         print(f"{name:<40}" + "".join(f"{value:>8.3f}" for value in flat[key]))
     low, high = flat["last_over_first_range"]
     print(f"hpstage's own, last quarter / first: {flat['last_over_first']:.2f} ({low:.2f} to {high:.2f})")
-    write(options.json, {"algorithms": rows, "closed_forms": forms, "time_per_trial": flat})
+    write(options, {"algorithms": rows, "closed_forms": forms, "time_per_trial": flat})
     sound = all(row["same_best"] and row["same_study"] for row in rows if row["synchronous"])
     return int(not (sound and all(row["exact"] for row in forms)))
 

@@ -227,7 +227,7 @@ def main() -> int:
         shares = "".join(f"{one[f'computed_{count}']:>12.2f}{one[f'seen_{count}']:>6.2f}" for count in options.audited)
         counts = f"{one['segments']:>8} {one['segments_showing']:>5} {one['trials']:>7} {one['trials_showing']:>5}"
         print(f"{name:<31} {counts}{shares}", flush=True)
-    write(options.json, {"seeds": options.seeds, "faults": figures})
+    write(options, {"seeds": options.seeds, "faults": figures})
     return 0
 
 

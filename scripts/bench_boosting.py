@@ -183,7 +183,7 @@ def main() -> None:
     }
     for name, value in found.items():
         print(f"{name:<18}{value:>10.3f}" if isinstance(value, float) else f"{name:<18}{value:>10}")
-    write(arguments.json, found)
+    write(arguments, found)
 
 
 if __name__ == "__main__":

@@ -176,7 +176,7 @@ def main() -> None:
                     "".join(f"{v:>10.3g}" if isinstance(v, float) else f"{v:>10}" for v in rows[-1].values()),
                     flush=True,
                 )
-    write(arguments.json, rows)
+    write(arguments, rows)
 
 
 if __name__ == "__main__":

@@ -277,12 +277,16 @@ def table(found: list[dict[str, dict[str, float]]]) -> str:
     lines = [f"{'':<12}" + "".join(f"{name:>14}" for name in names) + f"{'p50 ratio':>14}{'p95 ratio':>14}"]
     for kind in KINDS:
         cells = [statistics.median(one[kind][name] for one in found) for name in names]
-        ratios = [
-            statistics.median(one[kind][name] / one["alone"][name] for one in found)
-            for name in ("echo_p50_ms", "echo_p95_ms")
-        ]
-        lines.append(f"{kind:<12}" + "".join(f"{cell:>14.2f}" for cell in [*cells, *ratios]))
+        lines.append(f"{kind:<12}" + "".join(f"{cell:>14.2f}" for cell in [*cells, *ratios(found, kind).values()]))
     return "\n".join(lines)
+
+
+def ratios(found: list[dict[str, dict[str, float]]], kind: str) -> dict[str, float]:
+    """Return the medians over the rounds of times relative to those without the page."""
+    names = {"p50": "echo_p50_ms", "p95": "echo_p95_ms"}
+    return {
+        short: statistics.median(one[kind][name] / one["alone"][name] for one in found) for short, name in names.items()
+    }
 
 
 def main() -> int:
@@ -306,7 +310,8 @@ def main() -> int:
     gestures = bench_gestures(options.gestures)
     for trials, times in gestures.items():
         print(f"{trials:,} trials: " + ", ".join(f"{name} {value:.1f}" for name, value in times.items()))
-    write(options.json, {"rounds": found, "gestures": gestures})
+    relative = {kind: ratios(found, kind) for kind in KINDS} if found else {}
+    write(options, {"rounds": found, "ratios": relative, "gestures": gestures})
     return 0
 
 

@@ -178,7 +178,7 @@ def main() -> None:
         assert follower.stdin is not None
         follower.stdin.close()
     is_equal = all(found["equal"] for of_model in figures.values() for found in of_model.values())
-    write(options.json, {"options": vars(options), "elastic_equal": is_equal, "figures": figures})
+    write(options, {"options": vars(options), "elastic_equal": is_equal, "figures": figures})
     if not is_equal:
         sys.exit("the bits of a gang are not those of one process")
 

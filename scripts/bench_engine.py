@@ -184,7 +184,7 @@ def main() -> None:
     if not options.alone:
         figures |= dict(of_others(Path(__file__).parent))
     print(json.dumps({key: value for key, value in figures.items() if not isinstance(value, list)}, indent=2))
-    write(options.json, figures)
+    write(options, figures)
 
 
 if __name__ == "__main__":

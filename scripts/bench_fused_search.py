@@ -90,7 +90,7 @@ def main() -> None:
             for model, algorithm, batch in product(options.models, options.algorithms, options.batch)
         },
     }
-    write(options.json, figures)
+    write(options, figures)
 
 
 if __name__ == "__main__":

@@ -168,7 +168,7 @@ def main() -> int:
     figures["ratio"] = (figures["search"] - options.gigabytes) / figures["alone"]
     for name, value in figures.items():
         print(f"{name:<10} {value:6.2f}")
-    write(options.json, figures)
+    write(options, figures)
     return 0
 
 

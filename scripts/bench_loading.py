@@ -168,7 +168,7 @@ def main() -> None:
             f"{name:12} {figures[name]['milliseconds']:8.1f} ms per step, {figures[name]['ratio']:.2f} x raw "
             f"({min(ratios):.2f} to {max(ratios):.2f})"
         )
-    write(options.json, {"options": vars(options), "figures": figures, "all": found})
+    write(options, {"options": vars(options), "figures": figures, "all": found})
 
 
 if __name__ == "__main__":

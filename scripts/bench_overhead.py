@@ -39,7 +39,8 @@ from hpstage.plan.facts import StateReached
 
 
 class Still:
-    """Trains nothing; its state is ``megabytes`` of parameters and a counter."""
+    """Its state is ``megabytes`` of parameters and a counter. Each trial's parameters have other values, since what
+    states have in common is stored once."""
 
     version = "1"
     stateless = ("tensors",)  # else they would be taken away before each setup, and made again
@@ -53,8 +54,10 @@ class Still:
             self.tensors = {f"layer{i}.weight": torch.zeros(size) for i in range(20)} if size else {}
         self.count = 0
 
-    def train(self, step: int, hp: dict[str, object]) -> None:
+    def train(self, step: int, hp: dict[str, float]) -> None:
         self.count += 1
+        for tensor in self.tensors.values():
+            tensor.add_(hp["a"] + 2)
 
     def evaluate(self) -> dict[str, float]:
         return {"value": float(self.count)}
@@ -172,7 +175,7 @@ def main() -> int:
         "forks": options.forks,
         "repeats": options.repeats,
     }
-    write(options.json, figures)
+    write(options, figures)
     return 0
 
 

@@ -301,7 +301,7 @@ def main() -> None:
             f"{count} studies on one plan: {several['gpu_hours']:.2f} x GPU-hours, "
             f"{several['end_to_end']:.2f} x end-to-end"
         )
-    write(options.json, figures)
+    write(options, figures)
 
 
 def median(found: Iterable[dict[str, Any]], what: str) -> float:

@@ -152,7 +152,6 @@ def main() -> None:
     parser.add_argument("--programs", nargs="+", choices=list(PROGRAMS), default=list(PROGRAMS), metavar="PROGRAM")
     parser.add_argument("--algorithms", nargs="*", choices=["full", "asha"], default=["full", "asha"])
     parser.add_argument("--overheads", action="store_true", help="measure trials and reports that train nothing, too")
-    parser.add_argument("--record", action="store_true", help="write full training into README.md and the book")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw full training, as SVG")
     parser.add_argument(
         "--from", type=Path, metavar="FILE", dest="earlier", help="draw those of --json FILE, run nothing"
@@ -185,7 +184,7 @@ def main() -> None:
         draw(figures, options.picture)
     if options.record:
         record("peers", rows(figures["full"]), "scripts/bench_peers.py")
-    write(options.json, figures)
+    write(options, figures)
 
 
 if __name__ == "__main__":

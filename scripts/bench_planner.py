@@ -338,7 +338,7 @@ def run(options: argparse.Namespace) -> int:
                 first, last = (1 / row[name] if name == "per_s" else row[name] for row in (rows[0], rows[-1]))
                 print(f"{part:<7} {kind:<9} cost at {rows[-1]['size']:,} / at {rows[0]['size']:,}: {last / first:.2f}")
                 found.append({"part": part, "kind": kind, "ratio": last / first})
-    write(options.json, found)
+    write(options, found)
     return 0
 
 

@@ -183,7 +183,7 @@ def main() -> int:
         print(f"{title} {unit}")
         for name, value in found[title].items():
             print(f"  {name:<42} {value:8.3f}")
-    write(options.json, found)
+    write(options, found)
     return 0
 
 

@@ -200,7 +200,7 @@ def main() -> int:
             figures[name] = values = [KINDS[name](bench) for _ in range(options.times)]
             print(f"{name:<20}{statistics.median(values):>10.2f}{min(values):>10.2f}{max(values):>10.2f}", flush=True)
         bench.close()
-    write(options.json, figures)
+    write(options, figures)
     return 0
 
 

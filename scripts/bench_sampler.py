@@ -196,7 +196,7 @@ def main() -> int:
             print(f"{name:<24} {shown(line['merge_rate']):<20} " + " ".join(f"{c:<22}" for c in cells) + f" {better}")
     figures["seconds"] = time.monotonic() - began
     print(f"\n{options.seeds} seeds, {figures['seconds']:.0f} s")
-    write(options.json, figures)
+    write(options, figures)
     return 0
 
 

@@ -123,7 +123,7 @@ def main() -> int:
         for figure, value in asdict(measure(shape, options.start_seconds)).items():
             figures[f"{name}_{figure}"] = value
             print(f"{name + '_' + figure:<28} {value:>10.4g}", flush=True)
-    write(options.json, figures)
+    write(options, figures)
     return 0
 
 

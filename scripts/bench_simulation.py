@@ -275,7 +275,7 @@ def main() -> int:
         figures |= (found := PARTS[name](options))
         for figure, value in found.items():
             print(f"{figure:<24} {value:>12,.5g}", flush=True)
-    write(options.json, figures)
+    write(options, figures)
     return 0
 
 

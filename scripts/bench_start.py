@@ -177,7 +177,7 @@ def main() -> int:
             rounds.append(one_round(Path(name) / str(number)))
     rounds = rounds[1:]  # the first has filled the caches
     table = {name: [found[name] for found in rounds] for name in rounds[0]}
-    write(options.json, shown(table, f"s, {options.rounds} rounds") | {"rounds": options.rounds})
+    write(options, shown(table, f"s, {options.rounds} rounds") | {"rounds": options.rounds})
     return 0
 
 

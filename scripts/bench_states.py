@@ -264,7 +264,7 @@ def main() -> None:
                 measured |= in_process("--one", "hidden", *where)
             found[name] = measured
             print(name, *(f"{what} {shown(value)}" for what, value in measured.items()), sep="\n    ", flush=True)
-    write(given.json, found)
+    write(given, found)
 
 
 if __name__ == "__main__":

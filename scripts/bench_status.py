@@ -117,7 +117,7 @@ def main() -> int:
     }
     for figure, value in figures.items():
         print(f"{figure:<15} {value:>12,.6g}")
-    write(options.json, figures)
+    write(options, figures)
     return 0
 
 

@@ -215,7 +215,7 @@ def main() -> int:
         other = f"{found['sqlite'][figure]:>12.4g}" if figure in found["sqlite"] else " " * 12
         print(f"{figure:<24} {other} {value:>12.4g}")
     settings = {key: getattr(options, key) for key in ("events", "seconds", "replay", "stages")}
-    write(options.json, found | settings | {"bytes_per_event": statistics.mean(map(len, records))})
+    write(options, found | settings | {"bytes_per_event": statistics.mean(map(len, records))})
     return 0
 
 

@@ -140,8 +140,9 @@ def main() -> int:
         for number in range(options.rounds):
             rounds.append(Round(cluster.scheduler_address, server, Path(place) / str(number)).measure())
             print(f"round {number + 1} of {options.rounds} is done", file=sys.stderr)
-    shown({figure: [found[figure] for found in rounds] for figure in rounds[0]}, f"{options.rounds} rounds")
-    write(options.json, rounds)
+    figures = {figure: [found[figure] for found in rounds] for figure in rounds[0]}
+    shown(figures, f"{options.rounds} rounds")
+    write(options, figures)
     return 0
 
 

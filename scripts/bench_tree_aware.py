@@ -75,7 +75,7 @@ def main() -> int:
                     f"{name + ', ' + kind:<24}{middle['steps_asked']:>10.0f}{middle['steps_unique']:>8.0f}"
                     f"{middle['complete']:>10.0f}{middle['best']:>9.4f}"
                 )
-    write(options.json, figures)
+    write(options, figures)
     return 0
 
 

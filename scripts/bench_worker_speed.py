@@ -281,7 +281,7 @@ def main() -> None:
             f"{row['process_ms']:8.3f} {row['process_ratio']:6.2f} {row['faults']:8.1f}"
         )
     about = {"machine": platform.platform(), "cores": os.cpu_count(), **vars(arguments)}
-    write(arguments.json, {"about": about, "variants": summary})
+    write(arguments, {"about": about, "variants": summary})
 
 
 if __name__ == "__main__":

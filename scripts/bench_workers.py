@@ -162,7 +162,7 @@ def main() -> int:
         figures |= (found := PARTS[name](options))
         for figure, value in found.items():
             print(f"{figure:<28} {value:>10,.4g}", flush=True)
-    write(options.json, figures)
+    write(options, figures)
     return 0
 
 

@@ -56,7 +56,7 @@ def main() -> int:
         pace = (0.7 * options.every, 1.3 * options.every)
         outcome = Soak(site, seed=options.seed, kinds=kinds, pace=pace).run(60 * options.minutes)
     show(outcome)
-    write(options.json, outcome.as_json())
+    write(options, outcome.as_json())
     if outcome.violations:
         again = f"python scripts/chaos.py --minutes {options.minutes:g} --seed {options.seed} --every {options.every:g}"
         print(f"\nAll is in {folder}. Once more: {again}" + (f" --faults '{options.faults}'" if options.faults else ""))

@@ -3,8 +3,10 @@
     python scripts/figures.py       write those of notebooks/recorded/figures.json into the pages
     python scripts/figures.py demo "makespan with / without sharing" "12 s / 40 s" --command "./scripts/demo --compare"
 
-Scripts that measure write their figures into that file themselves (``--record``); the second command is for the
-others. A page has a whole table, or one cell of it, between marks::
+Scripts that measure write their figures into that file themselves (``--record``). A row of theirs has the texts of its
+further cells in "from", where ``{decide shared 10000.one_us:.0f}`` stands for a figure of the script's JSON: a path of
+names, indices, labels of rows (their texts and size), and median, least or most of a list. The second command is for
+rows without. A page has a whole table, or one cell of it, between marks::
 
     <!--peers-->                                       until <!--/-->
     <!--peers:hpstage:wall-->72.1 s<!--/-->            of the row "hpstage", the column "wall" (or else the second)
@@ -19,8 +21,10 @@ import platform
 import re
 import subprocess
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,6 +33,46 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "notebooks").glob("*.md"))]
 MARKED = re.compile(r"<!--(\w+)(?::([^:>]+))?(?::([^:>]+))?-->(.*?)<!--/-->", re.DOTALL)
 
 Figures = dict[str, dict[str, Any]]
+
+
+def record_from(script: str, options: str, found: object) -> None:
+    """Record what a script has measured in its rows, but for rows of which it has not measured all figures."""
+    figures = read()
+    for name, its in figures.items():
+        rows = []
+        for row in its["rows"]:
+            if "from" in row and row["command"].partition(" ")[0] == script:
+                with suppress(KeyError):
+                    rows.append([row["cells"][0], *(filled_in(text, found) for text in row["from"])])
+        if rows:
+            record(name, rows, f"{script} {options}".strip())
+            print(f"{name}: {', '.join(cells[0] for cells in rows)}")
+
+
+def filled_in(text: str, found: object) -> str:
+    """Return a text with figures of ``found`` in place of ``{path:format}``.
+
+    Raises:
+        KeyError: ``found`` does not have one of them.
+    """
+    return re.sub(r"\{([^{}]+):([^{}:]*)\}", lambda one: format(at_path(found, one[1]), one[2]), text)
+
+
+def at_path(found: Any, path: str) -> Any:
+    for name in path.split("."):
+        if isinstance(found, dict):
+            found = found[name]
+        elif found and isinstance(found[0], dict):
+            found = {_label(row): row for row in found}[name]
+        elif name.isdecimal():
+            found = found[int(name)]
+        else:
+            found = {"median": median, "least": min, "most": max}[name](found)
+    return found
+
+
+def _label(row: dict[str, Any]) -> str:
+    return " ".join(str(value) for name, value in row.items() if isinstance(value, str) or name == "size")
 
 
 def record(table: str, rows: Iterable[list[str]], command: str) -> None:
@@ -41,7 +85,7 @@ def record(table: str, rows: Iterable[list[str]], command: str) -> None:
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
     }
     kept = {row["cells"][0]: row for row in figures[table]["rows"]}
-    kept |= {cells[0]: {"cells": cells, **measured} for cells in rows}
+    kept |= {cells[0]: kept.get(cells[0], {}) | {"cells": cells, **measured} for cells in rows}
     figures[table]["rows"] = list(kept.values())
     RECORD.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n")
     write()

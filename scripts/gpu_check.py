@@ -370,7 +370,7 @@ def main() -> int:
         return 0
     sizes = replace(SMALL if options.small else Sizes(), models=tuple(options.models))
     found = check(torch.device("cuda", 0), sizes, tuple(options.parts))
-    write(options.json, found)
+    write(options, found)
     return 1 if any("error" in part for part in found["parts"].values()) else 0
 
 

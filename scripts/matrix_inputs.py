@@ -367,7 +367,7 @@ def main() -> None:
     for (where, name, how), count in Counter((row[0], row[1], row[3]) for row in bad).items():
         _, _, value, _, said = next(row for row in bad if (row[0], row[1], row[3]) == (where, name, how))
         print(f"{count:4} {how}: {where}({name}={value}) {said!a}")
-    write(options.json, rows)
+    write(options, rows)
     sys.exit(bool(bad))
 
 

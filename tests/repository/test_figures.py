@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from tests.repository.test_rooms import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
+import command_line
 import figures as record
 
 FIGURES = record.read()
@@ -40,6 +42,46 @@ def test_every_recorded_figure_names_its_command_machine_commit_and_date(name: s
         assert row["machine"] and re.fullmatch("[0-9a-f]{7,}", row["commit"]) and row["date"] >= "2026-11-23"
         script = re.search(r"scripts[/.](\w+)", row["command"])
         assert row["command"].startswith("hpstage") or (script and list((ROOT / "scripts").glob(f"{script[1]}*")))
+
+
+@pytest.mark.parametrize("name", [name for name in FIGURES if any("from" in row for row in FIGURES[name]["rows"])])
+def test_rows_with_templates_name_a_script_that_records_them(name: str) -> None:
+    for row in FIGURES[name]["rows"]:
+        if "from" in row:
+            script = (ROOT / row["command"].partition(" ")[0]).read_text()
+            assert "parser_of(__doc__)" in script and re.search(r"\n    write\((options|arguments), ", script)
+            assert len(row["from"]) == len(row["cells"]) - 1
+            assert any("{" in text for text in row["from"])
+
+
+def test_a_script_with_record_writes_its_rows_but_for_those_that_it_has_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = {"cells": ["makespan", "1 s"], "from": ["{makespan:.0f} s"], "command": "scripts/bench_other.py"}
+    rows = [
+        {"cells": ["one report", "?"], "from": ["{rows.decide shared 10.one_us:.1f} µs"]},
+        {
+            "cells": ["recovery", "?"],
+            "from": ["{s.a / b.median:.2f} ({s.a / b.least:.0f} to {s.a / b.2:.0f})"],
+        },
+        {"cells": ["not measured", "old"], "from": ["{rows.open folded 10.open_s:.1f} s"]},
+    ]
+    mine = [{**row, "command": "scripts/bench_mine.py --part decide"} for row in rows]
+    record_file = tmp_path / "figures.json"
+    record_file.write_text(json.dumps({"mine": {"columns": ["what", "figure"], "rows": [*mine, others]}}))
+    monkeypatch.setattr(record, "RECORD", record_file)
+    monkeypatch.setattr(record, "PAGES", [])
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "scripts" / "bench_mine.py"), "--record", "--part", "decide", "open"])
+    measured = {"part": "decide", "kind": "shared", "size": 10, "one_us": 2.04}
+    options = command_line.parser_of("A script.").parse_args(["--record"])
+    command_line.write(options, {"rows": [measured], "s": {"a / b": [1, 2.5, 9]}})
+    kept = record.read()["mine"]["rows"]
+    assert [row["cells"][1] for row in kept] == ["2.0 µs", "2.50 (1 to 9)", "old", "1 s"]
+    assert [row["command"] for row in kept[:3]] == [
+        "scripts/bench_mine.py --part decide open", "scripts/bench_mine.py --part decide open",
+        "scripts/bench_mine.py --part decide",
+    ]  # fmt: skip
+    assert "mine: one report, recovery" in capsys.readouterr().out
 
 
 def test_the_demo_page_shows_the_recorded_figures_of_the_demo() -> None:
