@@ -29,7 +29,7 @@ def write(options: argparse.Namespace, figures: object) -> None:
         options.json.write_text(text)
     if options.record:
         program = Path(sys.argv[0]).resolve().relative_to(ROOT)
-        record_from(str(program), shlex.join(_without_outputs(sys.argv[1:])), json.loads(text))
+        record_from(shlex.join([str(program), *_without_outputs(sys.argv[1:])]), json.loads(text))
 
 
 def _without_outputs(arguments: Sequence[str]) -> list[str]:

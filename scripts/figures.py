@@ -3,10 +3,10 @@
     python scripts/figures.py       write those of notebooks/recorded/figures.json into the pages
     python scripts/figures.py demo "makespan with / without sharing" "12 s / 40 s" --command "./scripts/demo --compare"
 
-Scripts that measure write their figures into that file themselves (``--record``). A row of theirs has the texts of its
-further cells in "from", where ``{decide shared 10000.one_us:.0f}`` stands for a figure of the script's JSON: a path of
-names, indices, labels of rows (their texts and size), and median, least or most of a list. The second command is for
-rows without. A page has a whole table, or one cell of it, between marks::
+Scripts that measure write their figures into that file themselves (``--record``), in the rows that name the same
+command. Such a row has the texts of its further cells in "from", where ``{decide shared 10000.one_us:.0f}`` stands for
+a figure of the script's JSON: a path of names, indices, labels of rows (their texts and size), and median, least or
+most of a list. The second command is for other rows. A page has a whole table, or one cell of it, between marks::
 
     <!--peers-->                                       until <!--/-->
     <!--peers:hpstage:wall-->72.1 s<!--/-->            of the row "hpstage", the column "wall" (or else the second)
@@ -21,7 +21,6 @@ import platform
 import re
 import subprocess
 from collections.abc import Iterable
-from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from statistics import median
@@ -35,26 +34,21 @@ MARKED = re.compile(r"<!--(\w+)(?::([^:>]+))?(?::([^:>]+))?-->(.*?)<!--/-->", re
 Figures = dict[str, dict[str, Any]]
 
 
-def record_from(script: str, options: str, found: object) -> None:
-    """Record what a script has measured in its rows, but for rows of which it has not measured all figures."""
+def record_from(command: str, found: object) -> None:
+    """Record what a command has measured, in the rows that name it."""
     figures = read()
     for name, its in figures.items():
         rows = []
         for row in its["rows"]:
-            if "from" in row and row["command"].partition(" ")[0] == script:
-                with suppress(KeyError):
-                    rows.append([row["cells"][0], *(filled_in(text, found) for text in row["from"])])
+            if "from" in row and row["command"] == command:  # with other options it measures something else
+                rows.append([row["cells"][0], *(filled_in(text, found) for text in row["from"])])
         if rows:
-            record(name, rows, f"{script} {options}".strip())
+            record(name, rows, command)
             print(f"{name}: {', '.join(cells[0] for cells in rows)}")
 
 
 def filled_in(text: str, found: object) -> str:
-    """Return a text with figures of ``found`` in place of ``{path:format}``.
-
-    Raises:
-        KeyError: ``found`` does not have one of them.
-    """
+    """Return a text with figures of ``found`` in place of ``{path:format}``."""
     return re.sub(r"\{([^{}]+):([^{}:]*)\}", lambda one: format(at_path(found, one[1]), one[2]), text)
 
 

@@ -54,33 +54,36 @@ def test_rows_with_templates_name_a_script_that_records_them(name: str) -> None:
             assert any("{" in text for text in row["from"])
 
 
-def test_a_script_with_record_writes_its_rows_but_for_those_that_it_has_not_measured(
+def test_a_script_with_record_writes_the_rows_that_name_its_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    others = {"cells": ["makespan", "1 s"], "from": ["{makespan:.0f} s"], "command": "scripts/bench_other.py"}
+    command = "scripts/bench_mine.py --part decide"
     rows = [
-        {"cells": ["one report", "?"], "from": ["{rows.decide shared 10.one_us:.1f} µs"]},
+        {"cells": ["one report", "?"], "from": ["{rows.decide shared 10.one_us:.1f} µs"], "command": command},
         {
             "cells": ["recovery", "?"],
             "from": ["{s.a / b.median:.2f} ({s.a / b.least:.0f} to {s.a / b.2:.0f})"],
+            "command": command,
         },
-        {"cells": ["not measured", "old"], "from": ["{rows.open folded 10.open_s:.1f} s"]},
+        {
+            "cells": ["of a short run", "old"],
+            "from": ["{rows.decide shared 10.one_us:.1f}"],
+            "command": f"{command} -n 1",
+        },
+        {"cells": ["typed", "old"], "command": command},
     ]
-    mine = [{**row, "command": "scripts/bench_mine.py --part decide"} for row in rows]
-    record_file = tmp_path / "figures.json"
-    record_file.write_text(json.dumps({"mine": {"columns": ["what", "figure"], "rows": [*mine, others]}}))
-    monkeypatch.setattr(record, "RECORD", record_file)
+    monkeypatch.setattr(record, "RECORD", tmp_path / "figures.json")
     monkeypatch.setattr(record, "PAGES", [])
-    monkeypatch.setattr(sys, "argv", [str(ROOT / "scripts" / "bench_mine.py"), "--record", "--part", "decide", "open"])
-    measured = {"part": "decide", "kind": "shared", "size": 10, "one_us": 2.04}
+    record.RECORD.write_text(json.dumps({"mine": {"columns": ["what", "figure"], "rows": rows}}))
+    script = str(ROOT / "scripts" / "bench_mine.py")
+    monkeypatch.setattr(sys, "argv", [script, "--record", "--part", "decide", "--json", str(tmp_path / "mine.json")])
     options = command_line.parser_of("A script.").parse_args(["--record"])
+    measured = {"part": "decide", "kind": "shared", "size": 10, "one_us": 2.04}
     command_line.write(options, {"rows": [measured], "s": {"a / b": [1, 2.5, 9]}})
     kept = record.read()["mine"]["rows"]
-    assert [row["cells"][1] for row in kept] == ["2.0 µs", "2.50 (1 to 9)", "old", "1 s"]
-    assert [row["command"] for row in kept[:3]] == [
-        "scripts/bench_mine.py --part decide open", "scripts/bench_mine.py --part decide open",
-        "scripts/bench_mine.py --part decide",
-    ]  # fmt: skip
+    assert [row["cells"][1] for row in kept] == ["2.0 µs", "2.50 (1 to 9)", "old", "old"]
+    assert [row["command"] for row in kept] == [row["command"] for row in rows]
+    assert "from" in kept[0], "for the next measurement"
     assert "mine: one report, recovery" in capsys.readouterr().out
 
 
